@@ -1,0 +1,1 @@
+"""Data-parallel training on MPI, without a compiler."""

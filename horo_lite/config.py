@@ -1,0 +1,161 @@
+"""Every setting, read from the environment once, in one place.
+
+``Config`` is frozen; each field carries its variable, unit and meaning, and the reference page (docs/environment.md)
+is generated from them. Where Horovod has a variable of the same meaning it is read too; ours wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from horo_lite.errors import ArgumentError
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off", ""}
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError("expected 1 or 0")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise ValueError("expected a number of seconds, 0 for never")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(float(text))
+    if value <= 0:
+        raise ValueError("expected a positive number")
+    return value
+
+
+def _not_negative(text: str) -> int:
+    value = int(float(text))
+    if value < 0:
+        raise ValueError("expected a number, 0 or more")
+    return value
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return text.lower()
+
+    return parse
+
+
+def _level(text: str) -> str:
+    names = {"trace": "debug", "fatal": "error"}
+    level = names.get(text.lower(), text.lower())
+    return _choice("debug", "info", "warning", "error")(level)
+
+
+def setting(
+    default: Any, variable: str, doc: str, parse: Callable[[str], Any] = str, horovod: str | None = None
+) -> Any:
+    """One field of ``Config``: its default, its variable, what it means, how its text is read, Horovod's name."""
+    metadata = {"variable": variable, "doc": doc, "parse": parse, "horovod": horovod}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All settings of one process; ``Config.from_environment()`` reads them when ``init()`` is called."""
+
+    log_level: str = setting(
+        "warning", "HORO_LITE_LOG_LEVEL", "What is logged: debug, info, warning or error.", _level, "HOROVOD_LOG_LEVEL"
+    )
+    stall_warn_s: float = setting(
+        20.0, "HORO_LITE_STALL_WARN_S",
+        "Seconds until a waiting operation is reported with the missing ranks and what they do; 0 is never.",
+        _seconds, "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    )
+    stall_abort_s: float = setting(
+        600.0, "HORO_LITE_STALL_ABORT_S", "Seconds until a waiting operation ends the job; 0 is never.",
+        _seconds, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    )
+    algorithm: str = setting(
+        "auto", "HORO_LITE_ALGORITHM",
+        "The all-reduce algorithm for every message, or auto: chosen by a table of message size and ranks.",
+    )
+    bucket_bytes: int = setting(
+        32 << 20, "HORO_LITE_BUCKET_BYTES", "Gradients are reduced together in buckets of about this many bytes.",
+        _not_negative, "HOROVOD_FUSION_THRESHOLD",
+    )
+    chunk_elements: int = setting(
+        1 << 30, "HORO_LITE_CHUNK_ELEMENTS", "The largest number of elements handed to MPI in one message.", _positive
+    )
+    segment_bytes: int = setting(
+        1 << 20, "HORO_LITE_SEGMENT_BYTES", "The pieces in which a ring pipelines a chunk.", _positive
+    )
+    shared_memory: bool = setting(
+        True, "HORO_LITE_SHARED_MEMORY", "Use memory shared by the ranks of a node where there is room (1 or 0).",
+        _boolean,
+    )
+    overlap: str = setting(
+        "auto", "HORO_LITE_OVERLAP",
+        "Reduce buckets while backward goes on: auto (where it pays), on or off.", _choice("auto", "on", "off"),
+    )
+    cuda_aware: str = setting(
+        "off", "HORO_LITE_CUDA_AWARE",
+        "Hand device pointers to MPI: off, on (trusted as it is), or probe (a child process tries it first).",
+        _choice("off", "on", "probe"),
+    )
+    timeline: str = setting(
+        "", "HORO_LITE_TIMELINE",
+        "Write a Chrome trace to this file, or DYNAMIC: wait for start_timeline().", str, "HOROVOD_TIMELINE",
+    )
+    timeline_mark_cycles: bool = setting(
+        False, "HORO_LITE_TIMELINE_MARK_CYCLES", "Mark the engine's cycles in the trace (1 or 0).", _boolean,
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+    )
+    dynamic_process_sets: bool = setting(
+        False, "HORO_LITE_DYNAMIC_PROCESS_SETS", "Allow add_process_set() after init() (1 or 0).", _boolean,
+        "HOROVOD_DYNAMIC_PROCESS_SETS",
+    )
+    allow_single: bool = setting(
+        False, "HORO_LITE_ALLOW_SINGLE",
+        "Accept a world of one process although a launcher announced more (1 or 0).", _boolean,
+    )
+    test_device: str = setting("cpu", "HORO_LITE_TEST_DEVICE", "The device on which the test-suite puts its tensors.")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Read the settings.
+
+        Args:
+            environ: the variables; the process environment when None.
+
+        Raises:
+            ArgumentError: a variable holds a value that its setting cannot take; names the variable and the value.
+        """
+        variables = os.environ if environ is None else environ
+        values = {}
+        for field in dataclasses.fields(cls):
+            for variable in (field.metadata["variable"], field.metadata["horovod"]):
+                text = variables.get(variable) if variable else None
+                if text is None:
+                    continue
+                try:
+                    values[field.name] = field.metadata["parse"](text.strip())
+                except ValueError as error:
+                    raise ArgumentError(f"{variable}={text!r}: {error}. {field.metadata['doc']}") from None
+                break
+        if _says(variables, "HOROVOD_STALL_CHECK_DISABLE") and "HORO_LITE_STALL_WARN_S" not in variables:
+            values["stall_warn_s"] = 0.0
+        return cls(**values)
+
+
+def _says(variables: Mapping[str, str], name: str) -> bool:
+    return variables.get(name, "0").strip().lower() in _TRUE
