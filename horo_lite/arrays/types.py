@@ -1,0 +1,92 @@
+"""The supported element types: their names, sizes and numpy dtypes.
+
+A type is known everywhere by numpy's name for it ("float32", "bool", "bfloat16"); the name is what ranks compare, so
+numpy and torch arrays of one type agree. ml_dtypes is imported by the first use of bfloat16, torch never: a tensor can
+only be given where torch is loaded already.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from horo_lite.errors import ArgumentTypeError
+
+ITEM_BYTES: dict[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+INTEGERS = frozenset({"uint8", "int8", "uint16", "int16", "int32", "int64"})
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+HALVES = frozenset({"float16", "bfloat16"})
+COMPLEX = frozenset({"complex64", "complex128"})
+
+
+def is_torch(array: Any) -> bool:
+    """True for a torch tensor of any device."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def type_name(array: Any) -> str:
+    """The name of an array's or a tensor's element type.
+
+    Raises:
+        ArgumentTypeError: the type is not supported; names it.
+    """
+    if is_torch(array):
+        name = str(array.dtype).removeprefix("torch.")
+    elif hasattr(array, "dtype"):
+        name = np.dtype(array.dtype).name
+    else:
+        raise ArgumentTypeError(
+            f"expected a numpy array or a torch tensor, got {type(array).__name__}; numpy.asarray(...) makes one"
+        )
+    return checked(name)
+
+
+def checked(name: str) -> str:
+    """``name`` itself where it is a supported type.
+
+    Raises:
+        ArgumentTypeError: it is not; names it and what is supported.
+    """
+    if name not in ITEM_BYTES:
+        raise ArgumentTypeError(
+            f"element type {name} is not supported; supported are {', '.join(ITEM_BYTES)}"
+        )
+    return name
+
+
+def item_bytes(name: str) -> int:
+    """Bytes of one element of the type ``name``."""
+    return ITEM_BYTES[checked(name)]
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of the type ``name``, in the machine's byte order."""
+    if checked(name) == "bfloat16":
+        import ml_dtypes  # 14 ms, and only a bfloat16 array needs it
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def device_name(array: Any) -> str:
+    """Where an array lives: "cpu", or torch's name of the device ("cuda:0")."""
+    return str(array.device) if is_torch(array) else "cpu"
