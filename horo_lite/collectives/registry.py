@@ -1,0 +1,131 @@
+"""Every collective algorithm by operation and name, with what it can do and what it costs.
+
+A schedule registers itself::
+
+    @register("allreduce", "ring", wide=False, cost=ring_cost)
+    def ring_allreduce(group, buffer, kernel, *, segment_elements): ...
+
+and is called through its entry, ``algorithm("allreduce", "ring")(group, buffer, kernel, **context)``. All algorithms of
+one operation take the same positional arguments. The context is what some need and others do not (``nodes``,
+``segment_elements``, ``staging``, ...): the entry hands on what its algorithm has a keyword for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from horo_lite.errors import ArgumentError
+from horo_lite.interfaces import Schedule
+
+SEGMENT_ELEMENTS = 1 << 18
+"""The default length of a segment: 1 MiB of float32, long enough to hide a latency, short enough for a cache."""
+
+
+class Work(NamedTuple):
+    """What an operation has to do, as far as its cost depends on it.
+
+    ``elements`` is the length of the whole buffer: for all-gather and reduce-scatter the chunks of all ranks
+    together, for all-to-all and gather what one rank sends.
+    """
+
+    elements: int
+    size: int
+    ranks_per_node: int = 1
+    segment_elements: int = SEGMENT_ELEMENTS
+
+
+class Cost(NamedTuple):
+    """What an algorithm costs the rank that has most to do; exact where the chunks are of equal length.
+
+    Local steps and elements stay within a node, where the algorithm knows about nodes; the others cross it.
+    """
+
+    steps: int
+    """Messages that wait for one another, on the longest chain (in units of a segment's latency: pipelining fills,
+    but does not lengthen it)."""
+    messages: int
+    """Messages that this rank sends, local ones included."""
+    sent: int
+    """Elements that this rank sends."""
+    combined: int = 0
+    """Elements that pass through its reduction, each input counted."""
+    local_steps: int = 0
+    local_sent: int = 0
+
+
+CostFunction = Callable[[Work], Cost]
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """One entry: a schedule and its properties."""
+
+    operation: str
+    name: str
+    schedule: Callable[..., Schedule]
+    cost: CostFunction
+    wide: bool
+    """Whether it serves kernels that need all inputs at once (``Kernel.wide``)."""
+    needs: frozenset[str]
+    """Keywords without a default: it cannot run where the caller has none of these."""
+    takes: frozenset[str]
+    """All keywords that it takes."""
+
+    def __call__(self, *arguments: Any, **context: Any) -> Schedule:
+        """The schedule for these arguments; a context that the algorithm has no use for is left out."""
+        return self.schedule(*arguments, **{key: value for key, value in context.items() if key in self.takes})
+
+
+_REGISTRY: dict[str, dict[str, Algorithm]] = {}
+
+_ScheduleFunction = TypeVar("_ScheduleFunction", bound=Callable[..., Schedule])
+
+
+def register(
+    operation: str, name: str, *, cost: CostFunction, wide: bool = True
+) -> Callable[[_ScheduleFunction], _ScheduleFunction]:
+    """Enter the decorated schedule under ``operation`` and ``name``."""
+
+    def enter(schedule: _ScheduleFunction) -> _ScheduleFunction:
+        keywords = [p for p in inspect.signature(schedule).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        _REGISTRY.setdefault(operation, {})[name] = Algorithm(
+            operation, name, schedule, cost, wide,
+            needs=frozenset(p.name for p in keywords if p.default is p.empty),
+            takes=frozenset(p.name for p in keywords),
+        )
+        return schedule
+
+    return enter
+
+
+def algorithms(operation: str) -> dict[str, Algorithm]:
+    """All algorithms for ``operation`` by name.
+
+    Raises:
+        ArgumentError: there is no such operation.
+    """
+    try:
+        return dict(_REGISTRY[operation])
+    except KeyError:
+        raise ArgumentError(f"no operation {operation!r}; there are: {', '.join(sorted(_REGISTRY))}") from None
+
+
+def algorithm(operation: str, name: str) -> Algorithm:
+    """One algorithm.
+
+    Raises:
+        ArgumentError: there is none of this name; lists those there are.
+    """
+    known = algorithms(operation)
+    try:
+        return known[name]
+    except KeyError:
+        raise ArgumentError(f"no {operation} algorithm {name!r}; there are: {', '.join(sorted(known))}") from None
+
+
+def operations() -> tuple[str, ...]:
+    """The operations that have algorithms."""
+    return tuple(sorted(_REGISTRY))
