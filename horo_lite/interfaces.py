@@ -181,10 +181,23 @@ class Transport(Protocol):
 # --- Compression: pure maths; asks the engine to communicate --------------------------------------------------------
 
 
+class Parameter(NamedTuple):
+    """What a compressor may know of a gradient beyond its values."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
 class SumRequest(NamedTuple):
-    """Reply: the elementwise sum over ranks, accumulated in float32 (or wider), in a flat array of the same type."""
+    """Reply: ``scale`` times the elementwise sum over ranks, accumulated in float32 (or wider) and rounded once, in a
+    flat array of the same type (integers are truncated toward zero).
+
+    The scale is part of the request so that a mean of 16-bit floats can't overflow on the way: 40000 and 40000 give
+    40000. The request's array is not written to, and the reply is the compressor's own.
+    """
 
     array: Array
+    scale: float = 1.0
 
 
 class GatherRequest(NamedTuple):
@@ -219,13 +232,20 @@ class Compressor(Protocol):
     Scale and selection are per gradient, packing is per bucket: one request carries all gradients of the bucket.
     """
 
+    def bind(self, parameters: Sequence[Parameter]) -> Compressor:
+        """The compressor for a bucket of exactly these parameters; called once, when the bucket is planned.
+
+        Pure: returns itself, or a copy that knows shapes (matrices) and names (patterns).
+        """
+        ...
+
     def reduce(
         self, gradients: Sequence[Array], states: Sequence[MutableMapping[str, Any]], group: Group
     ) -> Generator[CompressorRequest, Any, Reduced]:
         """Exchange one bucket.
 
         Args:
-            gradients: flat arrays, one per parameter; read only.
+            gradients: flat arrays of one type, one per parameter; read only.
             states: one mapping per gradient, kept from step to step and saved with the optimizer (``"residual"``,
                 ``"warm_start"``, ...); values are flat arrays or plain numbers.
             group: this rank's place; the mean is over ``group.size`` ranks.
