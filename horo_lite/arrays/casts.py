@@ -1,9 +1,9 @@
 """float32 to 16-bit floats and back, rounding to nearest even, into arrays that exist already.
 
-Measured on one core (GB/s of float32, blocks of 32 Ki elements): bfloat16 through ml_dtypes 5 down and 7 up, by
-integer arithmetic on views in numpy 2.3 and 5, in torch 6.5 and 6.6; float16 through numpy 0.6 and 1.3, in torch 7 and
-6.5. So bfloat16 takes ml_dtypes, and float16 takes torch where the process has loaded it and the array is long enough to
-pay for two tensor headers.
+Measured on one core, GB/s of float32 in blocks of 32 Ki elements, down and up: bfloat16 through
+ml_dtypes 5 and 7, by integer arithmetic on views in numpy 2.3 and 5, in torch 6.5 and 6.6; float16
+through numpy 0.6 and 1.3, in torch 7 and 6.5. So bfloat16 takes ml_dtypes, and float16 takes torch
+where the process has loaded it and the array is long enough to pay for two tensor headers.
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ import numpy as np
 from horo_lite.interfaces import Array
 
 _TORCH_PAYS_ELEMENTS = 2048
+_FLOAT16 = np.dtype(np.float16)
 
 
 def cast(out: Array, source: Array) -> None:
-    """out[:] = source, converted to out's type: between float32 and a 16-bit float, both flat numpy arrays.
+    """out[:] = source, converted to out's type; both are flat numpy arrays.
 
-    Values beyond a 16-bit float's range become infinite, NaN stays NaN. numpy warns of the former: call it under
-    ``numpy.errstate(all="ignore")`` where that is expected.
+    Values beyond a 16-bit float's range become infinite, NaN stays NaN. numpy warns of the former:
+    call this under ``numpy.errstate(all="ignore")`` where that is expected.
     """
     torch: Any = sys.modules.get("torch")
-    halves = np.float16 in (out.dtype, source.dtype)
-    if halves and torch is not None and len(out) >= _TORCH_PAYS_ELEMENTS and source.flags.writeable:
+    if (
+        torch is not None
+        and len(out) >= _TORCH_PAYS_ELEMENTS
+        and (out.dtype is _FLOAT16 or source.dtype is _FLOAT16)
+        and source.flags.writeable
+    ):
         torch.from_numpy(out).copy_(torch.from_numpy(source))
     else:
         np.copyto(out, source, casting="unsafe")

@@ -1,16 +1,17 @@
-"""Arithmetic on flat numpy arrays: what a schedule calls to make several ranks' values one.
+"""Arithmetic on flat arrays: what a schedule calls to make several ranks' values one.
 
-Third stage of the data path: the reduction that is passed into a collective. Everything is done in blocks that stay in
-a core's L2 cache, so adding, scaling and casting cost one pass over memory; scratch blocks are kept per thread, so no
-call allocates.
+The reduction that is passed into a collective. The rules are written once, over a ``Backend`` that
+does the elementwise work (numpy for host memory, torch for a device). Everything is done in blocks
+that stay in a core's L2 cache, so adding, scaling and casting cost one pass over memory; scratch
+blocks are kept, so no call allocates.
 
-Rules, the same for every array type:
-
-- 16-bit floats are added and multiplied in float32 and rounded once (``wide``); their minimum and maximum are exact.
-- An integer Average is taken of the exact sum and truncated toward zero (``wide``): it never wraps. Sum and Product
-  wrap as the type does.
-- An integer times a pre- or postscale factor is computed in float64, truncated toward zero and held to the type's range
-  (Horovod's rule, which leaves the last point to the processor). Beyond 2**53 an int64 loses its low bits there.
+- 16-bit floats are added and multiplied in float32 and rounded once (``wide``); their minimum and
+  maximum are exact.
+- An integer Average is that of the exact sum, truncated toward zero (``wide``): it never wraps.
+  Sum and Product wrap as the type does.
+- An integer times a pre- or postscale factor is computed in float64, truncated toward zero and held
+  to the type's range (Horovod's rule, which leaves the last point to the processor). Beyond 2**53
+  an int64 loses its low bits there. A NaN factor is the caller's to refuse.
 - bool: Sum and Max are "or", Product and Min are "and".
 - complex: Sum and Average.
 - A NaN in any input of Min or Max is the result.
@@ -19,39 +20,84 @@ Rules, the same for every array type:
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from horo_lite.arrays.casts import cast
-from horo_lite.arrays.pool import shared_pool
-from horo_lite.arrays.types import COMPLEX, FLOATS, HALVES, INTEGERS, checked, numpy_dtype
+from horo_lite.arrays.types import COMPLEX, FLOATS, HALVES, INTEGERS, checked
 from horo_lite.errors import ArgumentError, ArgumentTypeError
-from horo_lite.interfaces import Array, Reduction
+from horo_lite.interfaces import Array, Kernel, Reduction
 
-BLOCK_ELEMENTS = 1 << 15
-"""Elements of one block: 128 KiB of float32, so that accumulator, input and scratch share an L2 of 512 KiB."""
+_AND_OR = (Reduction.SUM, Reduction.MAX, Reduction.PRODUCT, Reduction.MIN)
 
-_DOT_ELEMENTS = 1 << 13  # OpenBLAS starts threads above 10,000 elements
-
-_UFUNCS = {
-    Reduction.SUM: np.add,
-    Reduction.AVERAGE: np.add,
-    Reduction.MIN: np.minimum,
-    Reduction.MAX: np.maximum,
-    Reduction.PRODUCT: np.multiply,
-}
-_BOOL_UFUNCS = {
-    Reduction.SUM: np.logical_or,
-    Reduction.MAX: np.logical_or,
-    Reduction.PRODUCT: np.logical_and,
-    Reduction.MIN: np.logical_and,
-}
+# inf - inf is a result, not news. As a decorator it costs half of what a with statement does.
+_quiet: Callable[[Any], Any] = np.errstate(all="ignore")
 
 
-def check_supported(name: str, reduction: Reduction, prescale: float, postscale: float) -> None:
+class Backend(Protocol):
+    """Elementwise work on flat arrays of one kind; ``name`` is always an element type's."""
+
+    block_elements: int
+
+    def empty(self, name: str, elements: int) -> Array:
+        """An uninitialised array that the caller keeps."""
+        ...
+
+    def scratch(self, slot: int, name: str, elements: int) -> Array:
+        """An uninitialised array of at most a block, valid until the same slot is asked again."""
+        ...
+
+    def copy(self, out: Array, source: Array) -> None:
+        """out[:] = source, converted to out's type (a float's digits are rounded to even)."""
+        ...
+
+    def operation(self, name: str, reduction: Reduction) -> Callable[..., Any]:
+        """``f(a, b, out=c)`` on arrays of one type; c may be a or b."""
+        ...
+
+    def multiplier(self, name: str, factor: float) -> Callable[[Array], Any]:
+        """A function that multiplies a float or complex array by ``factor``, in place."""
+        ...
+
+    def divider(self, name: str, divisor: int) -> Callable[[Array], Any]:
+        """A function that divides a float or complex array, correctly rounded, in place."""
+        ...
+
+    def floor_divide(self, out: Array, array: Array, divisor: int) -> None:
+        """out[:] = array // divisor, for int64."""
+        ...
+
+    def truncating_divide(self, array: Array, divisor: int) -> None:
+        """array[:] = array / divisor, toward zero, for int64."""
+        ...
+
+    def truncate(self, out: Array, values: Array) -> None:
+        """out[:] = float64 values, toward zero and held to the range of out's integer type."""
+        ...
+
+    def dot(self, a: Array, b: Array) -> float:
+        """The dot product of two float64 arrays of at most a block."""
+        ...
+
+
+class ArrayKernel(Kernel, Protocol):
+    """A kernel as the engine sees it: schedules need no ``prescale``."""
+
+    prescales: bool
+    """True where ``prescale`` must be called; a wide kernel scales its inputs while it combines."""
+
+    def prescale(self, buffer: Array) -> None:
+        """Multiply a rank's own input by the prescale factor, in place, before its schedule starts.
+
+        Does nothing where the factor is 1 or the kernel is wide.
+        """
+        ...
+
+
+def check_supported(
+    name: str, reduction: Reduction, prescale: float = 1.0, postscale: float = 1.0
+) -> None:
     """Raise where the type ``name`` can't be reduced that way, on whatever device.
 
     Raises:
@@ -60,9 +106,9 @@ def check_supported(name: str, reduction: Reduction, prescale: float, postscale:
     checked(name)
     operation = reduction.name.capitalize()
     if name == "bool":
-        if reduction not in _BOOL_UFUNCS:
+        if reduction not in _AND_OR:
             raise ArgumentTypeError(
-                f"{operation} of bool has no meaning; use Sum, Max (or), Min, Product (and)"
+                f"{operation} of bool has no meaning; use Sum or Max (or), Min or Product (and)"
             )
         if prescale != 1.0 or postscale != 1.0:
             raise ArgumentTypeError(
@@ -78,164 +124,146 @@ def check_supported(name: str, reduction: Reduction, prescale: float, postscale:
         )
 
 
-@functools.lru_cache(maxsize=1024)
-def numpy_kernel(
-    name: str, reduction: Reduction, size: int, prescale: float, postscale: float
-) -> NumpyKernel:
-    """The kernel for host memory; kernels hold no state of a call, so one serves every thread."""
+def make_kernel(
+    backend: Backend,
+    name: str,
+    reduction: Reduction,
+    size: int,
+    prescale: float,
+    postscale: float,
+) -> ArrayKernel:
+    """The kernel for one type and reduction. It holds no state of a call: it serves any thread."""
     check_supported(name, reduction, prescale, postscale)
-    if name in INTEGERS and reduction is Reduction.AVERAGE:
-        kind: type[NumpyKernel] = LongAverage if name == "int64" else IntegerAverage
-    elif name in INTEGERS:
+    kind = BlockKernel
+    if name in INTEGERS:
         kind = IntegerKernel
+        if reduction is Reduction.AVERAGE:
+            kind = LongAverage if name == "int64" else IntegerAverage
     elif name in HALVES:
         kind = HalfKernel
-    else:
-        kind = NumpyKernel
-    return kind(name, reduction, size, prescale, postscale)
+    return kind(backend, name, reduction, size, prescale, postscale)
 
 
-class _Scratch(threading.local):
-    """Blocks of this thread, one per (slot, type); what is in them is lost at the next instruction."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[int, Any], Array] = {}
-
-    def block(self, slot: int, dtype: Any, elements: int) -> Array:
-        block = self._blocks.get((slot, dtype))
-        if block is None:
-            block = self._blocks[slot, dtype] = np.empty(BLOCK_ELEMENTS, dtype)
-        return block[:elements]
-
-
-_scratch = _Scratch()
-
-
-def _blocks(elements: int) -> Iterator[slice]:
-    for start in range(0, elements, BLOCK_ELEMENTS):
-        yield slice(start, min(start + BLOCK_ELEMENTS, elements))
-
-
-class NumpyKernel:
-    """float32, float64, complex and bool; base of the others. ``interfaces.Kernel`` is the contract.
-
-    Args:
-        name: the element type.
-        reduction: what ``combine`` does.
-        size: the number of ranks, which Average divides by.
-        prescale: factor of every input.
-        postscale: factor of the result.
-    """
+class BlockKernel:
+    """float32, float64, complex and bool: computed in their own type. Base of the others."""
 
     wide = False
 
     def __init__(
-        self, name: str, reduction: Reduction, size: int, prescale: float, postscale: float
+        self,
+        backend: Backend,
+        name: str,
+        reduction: Reduction,
+        size: int,
+        prescale: float,
+        postscale: float,
     ) -> None:
         if size < 1:
             raise ArgumentError(f"a reduction is over at least one rank, got size {size}")
         self.name = name
         self.reduction = reduction
-        self.dtype = numpy_dtype(name)
+        self._backend = backend
         self._size = size
-        self._prescale = prescale
-        self._postscale = postscale
-        self._averages = reduction is Reduction.AVERAGE and size > 1
-        self._scales = self._averages or postscale != 1.0
-        self._ufunc = _BOOL_UFUNCS[reduction] if name == "bool" else _UFUNCS.get(reduction, np.add)
+        self._prescale_factor = prescale
+        self._postscale_factor = postscale
+        self._operation = backend.operation(name, reduction)
+        self._prepare()
+        self.prescales = prescale != 1.0 and not self.wide
+
+    def _prepare(self) -> None:
+        """What can be done once: the functions that scale a block."""
+        self._prescale = self._multiplier(self._prescale_factor)
+        self._finish = self._finisher(self.name)
+
+    def _multiplier(self, factor: float) -> Callable[[Array], Any] | None:
+        return None if factor == 1.0 else self._backend.multiplier(self.name, factor)
+
+    def _finisher(self, computed_in: str) -> Callable[[Array], Any] | None:
+        """Average and postscale as one function of a block, or None where there is neither."""
+        averages = self.reduction is Reduction.AVERAGE and self._size > 1
+        if averages and self._postscale_factor == 1.0:
+            # A division gives N equal values back exactly, which times 1/N does not.
+            return self._backend.divider(computed_in, self._size)
+        factor = self._postscale_factor / self._size if averages else self._postscale_factor
+        return None if factor == 1.0 else self._backend.multiplier(computed_in, factor)
 
     def empty(self, elements: int) -> Array:
-        return shared_pool.empty(elements, self.dtype)
+        return self._backend.empty(self.name, elements)
 
     def copy(self, out: Array, source: Array) -> None:
-        np.copyto(out, source)
+        self._backend.copy(out, source)
 
-    @property
-    def prescales(self) -> bool:
-        """True where every rank must call ``prescale`` on its input before the schedule starts."""
-        return self._prescale != 1.0 and not self.wide
-
+    @_quiet
     def prescale(self, buffer: Array) -> None:
-        """Multiply this rank's input by the prescale factor, in place. A wide kernel does it while it combines."""
-        if self.prescales:
-            with np.errstate(all="ignore"):
-                for block in _blocks(len(buffer)):
-                    self._multiply(buffer[block], self._prescale)
+        if not self.prescales or self._prescale is None:
+            return
+        step = self._backend.block_elements
+        for start in range(0, len(buffer), step):
+            self._prescale(buffer[start : start + step])
 
+    @_quiet
     def combine(self, out: Array, inputs: Sequence[Array], last: bool = False) -> None:
         if self.reduction is Reduction.ADASUM and len(inputs) > 1:
-            raise ArgumentError("Adasum is not elementwise: its schedule uses inner() and blend()")
-        scales = last and self._scales
-        with np.errstate(all="ignore"):  # inf - inf is a result, not news
-            if len(inputs) == 2 and not scales:
-                self._ufunc(inputs[0], inputs[1], out=out)
-            elif len(inputs) == 1 and not scales:
-                np.copyto(out, inputs[0])
-            else:
-                self._combine_blocks(out, inputs, scales)
+            raise ArgumentError("Adasum is not elementwise: its schedule uses inner and blend")
+        step = self._backend.block_elements
+        if len(out) <= step or self._is_one_pass(len(inputs), last):
+            self._combine_block(out, inputs, last)
+            return
+        for start in range(0, len(out), step):
+            block = slice(start, start + step)
+            self._combine_block(out[block], [array[block] for array in inputs], last)
 
-    def _combine_blocks(self, out: Array, inputs: Sequence[Array], scales: bool) -> None:
-        # The order of the inputs is kept, so a result that is also a late input must not be written before its turn.
-        apart = any(np.may_share_memory(out, late) for late in inputs[2:])
-        for block in _blocks(len(out)):
-            result = out[block]
-            if len(inputs) == 1:
-                np.copyto(result, inputs[0][block])
-            elif len(inputs) == 2:
-                self._ufunc(inputs[0][block], inputs[1][block], out=result)
-            else:
-                partial = _scratch.block(0, self.dtype, len(result)) if apart else result
-                self._ufunc(inputs[0][block], inputs[1][block], out=partial)
-                for array in inputs[2:-1]:
-                    self._ufunc(partial, array[block], out=partial)
-                self._ufunc(partial, inputs[-1][block], out=result)
-            if scales:
-                self._finish(result)
+    def _is_one_pass(self, inputs: int, last: bool) -> bool:
+        """True where a single operation does all, so that blocks would gain nothing."""
+        return inputs <= 2 and not (last and self._finish)
 
-    def _finish(self, block: Array) -> None:
-        """Average and postscale of a block of combined values, in place."""
-        if self._averages and self._postscale == 1.0:
-            self._divide(block)
+    def _combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
+        if len(inputs) == 1:
+            if inputs[0] is not out:
+                self._backend.copy(out, inputs[0])
+        elif len(inputs) == 2:
+            self._operation(inputs[0], inputs[1], out=out)
         else:
-            self._multiply(
-                block, self._postscale / self._size if self._averages else self._postscale
-            )
+            # Kept apart from out, which may be an input whose turn is yet to come.
+            total = self._backend.scratch(0, self.name, len(out))
+            self._operation(inputs[0], inputs[1], out=total)
+            for array in inputs[2:-1]:
+                self._operation(total, array, out=total)
+            self._operation(total, inputs[-1], out=out)
+        if last and self._finish:
+            self._finish(out)
 
-    def _divide(self, block: Array) -> None:
-        # A true division gives back N equal values exactly, which times 1/N does not; for a power of two both do, and
-        # the product is faster.
-        real = _real(block)
-        if self._size & (self._size - 1):
-            np.divide(real, real.dtype.type(self._size), out=real)
-        else:
-            np.multiply(real, real.dtype.type(1.0 / self._size), out=real)
-
-    def _multiply(self, block: Array, factor: float) -> None:
-        real = _real(block)
-        np.multiply(real, real.dtype.type(factor), out=real)
-
+    @_quiet
     def inner(self, a: Array, b: Array) -> float:
         self._need_float("inner")
         total = 0.0
-        with np.errstate(all="ignore"):
-            for start in range(0, len(a), _DOT_ELEMENTS):
-                left, right = a[start : start + _DOT_ELEMENTS], b[start : start + _DOT_ELEMENTS]
-                wide_left = _scratch.block(0, np.float64, len(left))
-                wide_right = _scratch.block(1, np.float64, len(left))
-                np.copyto(wide_left, left)
-                np.copyto(wide_right, right)
-                total += float(np.dot(wide_left, wide_right))
+        step = self._backend.block_elements
+        for start in range(0, len(a), step):
+            left = self._converted(a[start : start + step], 0, "float64")
+            right = self._converted(b[start : start + step], 1, "float64")
+            total += self._backend.dot(left, right)
         return total
 
+    @_quiet
     def blend(self, out: Array, a: Array, a_factor: float, b: Array, b_factor: float) -> None:
         self._need_float("blend")
-        with np.errstate(all="ignore"):
-            for block in _blocks(len(out)):
-                left = _scratch.block(0, self.dtype, len(out[block]))
-                right = _scratch.block(1, self.dtype, len(left))
-                np.multiply(a[block], self.dtype.type(a_factor), out=left)
-                np.multiply(b[block], self.dtype.type(b_factor), out=right)
-                np.add(left, right, out=out[block])
+        computed_in = "float64" if self.name == "float64" else "float32"
+        by_a = self._backend.multiplier(computed_in, a_factor)
+        by_b = self._backend.multiplier(computed_in, b_factor)
+        add = self._backend.operation(computed_in, Reduction.SUM)
+        step = self._backend.block_elements
+        for start in range(0, len(out), step):
+            left = self._converted(a[start : start + step], 0, computed_in)
+            right = self._converted(b[start : start + step], 1, computed_in)
+            by_a(left)
+            by_b(right)
+            add(left, right, out=left)
+            self._backend.copy(out[start : start + step], left)
+
+    def _converted(self, block: Array, slot: int, name: str) -> Array:
+        converted = self._backend.scratch(slot, name, len(block))
+        self._backend.copy(converted, block)
+        return converted
 
     def _need_float(self, method: str) -> None:
         if self.name not in FLOATS:
@@ -244,63 +272,61 @@ class NumpyKernel:
             )
 
 
-class HalfKernel(NumpyKernel):
+class HalfKernel(BlockKernel):
     """float16 and bfloat16: computed in float32, rounded exactly once."""
 
-    def __init__(
-        self, name: str, reduction: Reduction, size: int, prescale: float, postscale: float
-    ) -> None:
-        super().__init__(name, reduction, size, prescale, postscale)
-        self.wide = reduction in (Reduction.SUM, Reduction.AVERAGE, Reduction.PRODUCT)
+    def _prepare(self) -> None:
+        self.wide = self.reduction in (Reduction.SUM, Reduction.AVERAGE, Reduction.PRODUCT)
+        self._operation = self._backend.operation("float32", self.reduction)
+        self._finish = self._finisher("float32")
+        self._scale_input = None
+        self._prescale = None
+        if self._prescale_factor != 1.0:
+            multiply = self._backend.multiplier("float32", self._prescale_factor)
+            if self.wide:
+                self._scale_input = multiply
+            else:
+                self._prescale = functools.partial(self._scale_rounded, multiply)
 
-    def _widen(self, source: Array, slot: int) -> Array:
-        block = _scratch.block(slot, np.float32, len(source))
-        cast(block, source)
-        return block
+    def _scale_rounded(self, multiply: Callable[[Array], Any], block: Array) -> None:
+        values = self._converted(block, 0, "float32")
+        multiply(values)
+        self._backend.copy(block, values)
 
-    def prescale(self, buffer: Array) -> None:
-        if self.prescales:
-            with np.errstate(all="ignore"):
-                for block in _blocks(len(buffer)):
-                    values = self._widen(buffer[block], 0)
-                    self._multiply(values, self._prescale)
-                    cast(buffer[block], values)
+    def _is_one_pass(self, inputs: int, last: bool) -> bool:
+        return False
 
-    def combine(self, out: Array, inputs: Sequence[Array], last: bool = False) -> None:
-        if self.reduction is Reduction.ADASUM and len(inputs) > 1:
-            raise ArgumentError("Adasum is not elementwise: its schedule uses inner() and blend()")
-        scales_inputs = self.wide and self._prescale != 1.0
-        with np.errstate(all="ignore"):
-            for block in _blocks(len(out)):
-                total = self._widen(inputs[0][block], 0)
-                if scales_inputs:
-                    self._multiply(total, self._prescale)
-                for array in inputs[1:]:
-                    values = self._widen(array[block], 1)
-                    if scales_inputs:
-                        self._multiply(values, self._prescale)
-                    self._ufunc(total, values, out=total)
-                if last and self._scales:
-                    self._finish(total)
-                cast(out[block], total)
+    def _combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
+        total = self._input(inputs[0], 0)
+        for array in inputs[1:]:
+            self._operation(total, self._input(array, 1), out=total)
+        if last and self._finish:
+            self._finish(total)
+        self._backend.copy(out, total)
 
-    def blend(self, out: Array, a: Array, a_factor: float, b: Array, b_factor: float) -> None:
-        with np.errstate(all="ignore"):
-            for block in _blocks(len(out)):
-                left, right = self._widen(a[block], 0), self._widen(b[block], 1)
-                self._multiply(left, a_factor)
-                self._multiply(right, b_factor)
-                np.add(left, right, out=left)
-                cast(out[block], left)
+    def _input(self, block: Array, slot: int) -> Array:
+        values = self._converted(block, slot, "float32")
+        if self._scale_input:
+            self._scale_input(values)
+        return values
 
 
-class IntegerKernel(NumpyKernel):
-    """Integers under anything but Average: they wrap as the type does, and scale in float64."""
+class IntegerKernel(BlockKernel):
+    """Integers under anything but Average: they wrap as the type does and scale in float64."""
 
-    def _multiply(self, block: Array, factor: float) -> None:
-        scaled = _scratch.block(2, np.float64, len(block))
-        np.multiply(block, factor, out=scaled)
-        _truncate(block, scaled)
+    def _prepare(self) -> None:
+        self._prescale = self._multiplier(self._prescale_factor)
+        self._finish = self._multiplier(self._postscale_factor)
+
+    def _multiplier(self, factor: float) -> Callable[[Array], Any] | None:
+        if factor == 1.0:
+            return None
+        return functools.partial(self._scale_truncated, self._backend.multiplier("float64", factor))
+
+    def _scale_truncated(self, multiply: Callable[[Array], Any], block: Array) -> None:
+        values = self._converted(block, 2, "float64")
+        multiply(values)
+        self._backend.truncate(block, values)
 
 
 class IntegerAverage(IntegerKernel):
@@ -308,94 +334,85 @@ class IntegerAverage(IntegerKernel):
 
     wide = True
 
-    def combine(self, out: Array, inputs: Sequence[Array], last: bool = False) -> None:
-        for block in _blocks(len(out)):
-            total = _scratch.block(0, np.int64, len(out[block]))
-            np.copyto(total, self._prescaled(inputs[0][block]))
-            for array in inputs[1:]:
-                np.add(total, self._prescaled(array[block]), out=total)
-            if last:
-                self._average(out[block], total)
-            else:
-                np.copyto(out[block], total, casting="unsafe")
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._add = self._backend.operation("int64", Reduction.SUM)
+        self._divide = self._backend.divider("float64", self._size)
+        self._postscale = self._backend.multiplier("float64", self._postscale_factor)
 
-    def _prescaled(self, block: Array) -> Array:
-        if self._prescale == 1.0:
-            return block
-        scaled = _scratch.block(1, self.dtype, len(block))
-        np.copyto(scaled, block)
-        self._multiply(scaled, self._prescale)
-        return scaled
+    def _is_one_pass(self, inputs: int, last: bool) -> bool:
+        return False
 
-    def _average(self, out: Array, total: Array) -> None:
-        if self._postscale != 1.0:
-            scaled = _scratch.block(2, np.float64, len(total))
-            np.multiply(total, self._postscale, out=scaled)
-            np.divide(scaled, self._size, out=scaled)
-            _truncate(out, scaled)
+    def _combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
+        total = self._input(inputs[0], 0)
+        for array in inputs[1:]:
+            self._add(total, self._input(array, 1), out=total)
+        if last and self._postscale_factor != 1.0:
+            self._scaled_average(out, total)
             return
-        # numpy divides toward minus infinity: adding N - 1 to negative sums turns that into toward zero.
-        raised = _scratch.block(1, np.int64, len(total))
-        np.right_shift(total, 63, out=raised)
-        np.bitwise_and(raised, self._size - 1, out=raised)
-        np.add(total, raised, out=total)
-        np.floor_divide(total, self._size, out=total)
-        np.copyto(out, total, casting="unsafe")
+        if last:
+            self._backend.truncating_divide(total, self._size)
+        self._backend.copy(out, total)
+
+    def _input(self, block: Array, slot: int) -> Array:
+        if self._prescale:
+            block = self._converted(block, 3, self.name)
+            self._prescale(block)
+        return self._converted(block, slot, "int64")
+
+    def _scaled_average(self, out: Array, total: Array) -> None:
+        # Multiplied before it is divided: 30 * 0.5 / 3 is 5, 30 * (0.5 / 3) falls short of it.
+        values = self._converted(total, 2, "float64")
+        self._postscale(values)
+        self._divide(values)
+        self._backend.truncate(out, values)
 
 
 class LongAverage(IntegerAverage):
-    """Average of int64, for which no wider type exists: quotients and remainders are summed apart.
+    """Average of int64, for which no wider type exists: sums of the values and of quotients.
 
-    With x = N q + r and 0 <= r < N, the average is sum(q) + sum(r) / N, where sum(r) is small and sum(q) differs from
-    the average by less than N: it may wrap on the way, and wraps back.
+    With x = N q + r and 0 <= r < N, the average is sum(q) + sum(r) / N. Both sum(x) and sum(q)
+    may wrap, but sum(r) = sum(x) - N sum(q) is small, so it comes out right modulo 2**64, and
+    so does the average, which lies within the type.
     """
 
-    def combine(self, out: Array, inputs: Sequence[Array], last: bool = False) -> None:
-        for block in _blocks(len(out)):
-            elements = len(out[block])
-            quotients = _scratch.block(0, np.int64, elements)
-            remainders = _scratch.block(3, np.int64, elements)
-            part = _scratch.block(4, np.int64, elements)
-            rest = _scratch.block(5, np.int64, elements)
-            quotients[:] = 0
-            remainders[:] = 0
-            for array in inputs:
-                np.divmod(self._prescaled(array[block]), self._size, out=(part, rest))
-                np.add(quotients, part, out=quotients)
-                np.add(remainders, rest, out=remainders)
-            if last and self._postscale != 1.0:
-                self._scaled_average(out[block], quotients, remainders)
-                continue
-            if not last:
-                np.multiply(quotients, self._size, out=quotients)
-                np.add(quotients, remainders, out=out[block])
-                continue
-            np.divmod(remainders, self._size, out=(part, rest))
-            np.add(quotients, part, out=quotients)
-            upward = (quotients < 0) & (rest > 0)
-            np.add(quotients, upward, out=out[block])
+    def _combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
+        backend, add, size = self._backend, self._add, self._size
+        total = self._input(inputs[0], 0)
+        if not last:
+            for array in inputs[1:]:
+                add(total, self._input(array, 1), out=total)
+            backend.copy(out, total)
+            return
+        quotients = backend.scratch(4, "int64", len(out))
+        part = backend.scratch(5, "int64", len(out))
+        backend.floor_divide(quotients, total, size)
+        for array in inputs[1:]:
+            values = self._input(array, 1)
+            add(total, values, out=total)
+            backend.floor_divide(part, values, size)
+            add(quotients, part, out=quotients)
+        self._remainders(total, quotients)
+        if self._postscale_factor != 1.0:
+            self._scaled_long_average(out, quotients, total)
+            return
+        # total holds sum(r): its quotient completes the floor, its remainder says what was cut off.
+        backend.floor_divide(part, total, size)
+        add(quotients, part, out=quotients)
+        self._remainders(total, part)
+        upward = (quotients < 0) & (total > 0)
+        add(quotients, upward, out=out)
 
-    def _scaled_average(self, out: Array, quotients: Array, remainders: Array) -> None:
-        scaled = _scratch.block(2, np.float64, len(out))
-        np.multiply(quotients, float(self._size), out=scaled)
-        np.add(scaled, remainders, out=scaled)
-        np.multiply(scaled, self._postscale, out=scaled)
-        np.divide(scaled, self._size, out=scaled)
-        _truncate(out, scaled)
+    def _remainders(self, total: Array, quotients: Array) -> None:
+        """total[:] -= N quotients, modulo 2**64."""
+        product = self._converted(quotients, 6, "int64")
+        product *= self._size
+        total -= product
 
-
-def _real(block: Array) -> Array:
-    """Complex numbers as twice as many real ones: a complex product would make NaN of inf."""
-    if block.dtype.kind != "c":
-        return block
-    return block.view(np.float32 if block.dtype.itemsize == 8 else np.float64)
-
-
-def _truncate(out: Array, values: Array) -> None:
-    """float64 to an integer type, toward zero, held to its range; what C leaves undefined must not differ by rank."""
-    limits = np.iinfo(out.dtype)
-    highest = float(limits.max)
-    if highest > limits.max:
-        highest = np.nextafter(highest, 0.0)
-    np.clip(values, float(limits.min), highest, out=values)
-    np.copyto(out, values, casting="unsafe")
+    def _scaled_long_average(self, out: Array, quotients: Array, remainders: Array) -> None:
+        values = self._converted(quotients, 2, "float64")
+        values *= self._size
+        values += remainders
+        self._postscale(values)
+        self._divide(values)
+        self._backend.truncate(out, values)

@@ -1,8 +1,9 @@
 """Scratch arrays whose memory is used again.
 
-Large fresh memory is paid for at first touch (the kernel zeroes its pages: as much as the copy that follows), so a
-schedule that asks for the same scratch every step should get the same pages. A buffer returns to the shelf when the
-last array that looks at it dies; nobody gives it back by hand, so nobody can give it back too early.
+Large fresh memory is paid for at first touch (the kernel zeroes its pages, which takes as long as
+the copy that follows), so a schedule that asks for the same scratch every step should get the same
+pages. A buffer returns to the shelf when the last array that looks at it dies; nobody gives it back
+by hand, so nobody can give it back too early.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SHELF_BYTES = 256 << 20
 
 
 class _Lease:
-    """Owns memory on loan: the base of the arrays handed out, so that slices of slices keep it too."""
+    """Owns memory on loan; base of the arrays handed out, so that slices of slices keep it."""
 
     def __init__(
         self, memory: np.ndarray[Any, Any], nbytes: int, home: collections.deque[Any]
@@ -40,7 +41,7 @@ class _Lease:
 
 
 class Pool:
-    """Hands out uninitialised arrays and keeps what was given back, up to a limit; any thread may ask."""
+    """Hands out uninitialised arrays and keeps what comes back, up to a limit; thread-safe."""
 
     def __init__(self, shelf_bytes: int = _SHELF_BYTES) -> None:
         self._shelf_bytes = shelf_bytes

@@ -1,15 +1,15 @@
 """The supported element types: their names, sizes and numpy dtypes.
 
-A type is known everywhere by numpy's name for it ("float32", "bool", "bfloat16"); the name is what ranks compare, so
-numpy and torch arrays of one type agree. ml_dtypes is imported by the first use of bfloat16, torch never: a tensor can
-only be given where torch is loaded already.
+A type is known everywhere by numpy's name for it ("float32", "bool", "bfloat16"). The name is what
+ranks compare, so numpy and torch arrays of one type agree. ml_dtypes is imported by the first use
+of bfloat16, torch never: a tensor can only be given where torch is loaded already.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,11 +50,12 @@ def type_name(array: Any) -> str:
     """
     if is_torch(array):
         name = str(array.dtype).removeprefix("torch.")
-    elif hasattr(array, "dtype"):
-        name = np.dtype(array.dtype).name
+    elif isinstance(array, (np.ndarray, np.generic)):
+        name = array.dtype.name
     else:
         raise ArgumentTypeError(
-            f"expected a numpy array or a torch tensor, got {type(array).__name__}; numpy.asarray(...) makes one"
+            f"expected a numpy array or a torch tensor, got {type(array).__name__}; "
+            "numpy.asarray() makes one"
         )
     return checked(name)
 
@@ -83,7 +84,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if checked(name) == "bfloat16":
         import ml_dtypes  # 14 ms, and only a bfloat16 array needs it
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return cast("np.dtype[Any]", np.dtype(ml_dtypes.bfloat16))
     return np.dtype(name)
 
 
