@@ -1,0 +1,330 @@
+"""The initialised world of this process: what ``init()`` makes and ``shutdown()`` gives back.
+
+Nothing happens at import. One ``Context`` lives between ``init()`` and ``shutdown()``; every public call asks
+``current()`` for it and gets Horovod's error when there is none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from horo_lite.config import Config
+from horo_lite.engine import Engine, Fabric, NamedLane, WireStats
+from horo_lite.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DisagreementError,
+    NotInitializedError,
+)
+from horo_lite.transport.mpi import MPIWorld
+from horo_lite.transport.topology import Topology
+from horo_lite.transport.waiting import available_cores
+
+_log = logging.getLogger("horo_lite")
+
+
+class ProcessSet:
+    """A group of ranks that exchange among themselves.
+
+    Args:
+        ranks_or_comm: global ranks (sorted and made unique), or an mpi4py communicator.
+
+    Make it before ``init()`` and pass it there (``init(process_sets=[...])``), or register it later on all ranks with
+    ``add_process_set`` (``init(process_sets="dynamic")``).
+    """
+
+    def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
+        self.process_set_id: int | None = None
+        self.mpi_comm: Any = None
+        self.ranks: list[int] | None = None
+        if hasattr(ranks_or_comm, "Get_rank"):
+            self.mpi_comm = ranks_or_comm
+            return
+        ranks = list(ranks_or_comm)
+        if not all(isinstance(rank, int) for rank in ranks):
+            raise ArgumentTypeError(f"a process set is made of global ranks (int), got {ranks}")
+        self.ranks = sorted(set(ranks))
+
+    def _member(self) -> Member:
+        if self.process_set_id is None:
+            raise ArgumentError(
+                f"{self} is not registered: pass it to init(process_sets=[...]) or to add_process_set()"
+            )
+        return current().members[self.process_set_id]
+
+    def included(self) -> bool:
+        """True on the ranks of this set."""
+        return self.rank() >= 0
+
+    def size(self) -> int:
+        """The number of its ranks."""
+        return len(self._member().ranks)
+
+    def rank(self) -> int:
+        """The caller's place in this set, -1 when it is no member."""
+        ranks = self._member().ranks
+        own = current().rank
+        return ranks.index(own) if own in ranks else -1
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+
+
+@dataclasses.dataclass
+class Member:
+    """This rank's part of one registered process set; without a lane when it is no member.
+
+    Attributes:
+        ranks: the global rank of each member.
+    """
+
+    ranks: tuple[int, ...]
+    lane: NamedLane | None = None
+    fabric: Fabric | None = None
+    states: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def state_of(self, name: str) -> dict[str, Any]:
+        """What a compressor keeps under this name from one plain call to the next."""
+        return self.states.setdefault(name, {})
+
+
+class Context:
+    """Everything between ``init()`` and ``shutdown()``.
+
+    Args:
+        comm: as ``init`` takes it.
+    """
+
+    def __init__(self, config: Config, comm: Any = None) -> None:
+        self.config = config
+        self.world = MPIWorld(config, comm)
+        self.topology: Topology = self.world.topology
+        self.rank = self.world.rank
+        self.size = self.world.size
+        self.stats = WireStats()
+        self.pid = os.getpid()
+        crowded = self.topology.local_size > max(available_cores(), os.cpu_count() or 1)
+        self.engine = Engine(spin_polls=0 if crowded else 100)
+        self.members: dict[int, Member] = {}
+        self._sets: dict[int, ProcessSet] = {}
+        self._next_id = 1
+        self._root_transport = self.world.transport()
+        self.members[0] = self._join_set(tuple(range(self.size)), self._root_transport)
+        global_process_set.ranks = list(range(self.size))
+        global_process_set.mpi_comm = self.world.native_comm()
+
+    def _join_set(self, ranks: tuple[int, ...], transport: Any) -> Member:
+        topology = self.topology.within(ranks)
+        fabric = Fabric(transport, ranks, topology, self.config, self.stats)
+        lane = NamedLane(fabric)
+        self.engine.add(lane)
+        return Member(ranks, lane, fabric)
+
+    def register(self, process_set: ProcessSet) -> None:
+        """Collective over all ranks: make a process set known.
+
+        Ranks may pass different communicators (the parts of one split): each part becomes a process set.
+
+        Raises:
+            DisagreementError: ranks passed different lists.
+            ArgumentError: not ranks of this world, or registered already.
+        """
+        own = self._ranks_of(process_set)
+        offers = self.world.allgather(own)
+        if process_set.mpi_comm is None and len(set(offers)) > 1:
+            shown = "; ".join(f"rank {rank}: {list(offer)}" for rank, offer in enumerate(offers[:8]))
+            raise DisagreementError(f"every rank must register the same process set: {shown}")
+        groups = sorted({offer for offer in offers if offer})
+        for ranks in groups:
+            if any(member.ranks == ranks for member in self.members.values()):
+                raise ArgumentError(f"a process set of ranks {list(ranks)} is registered already; use that one")
+        for ranks in groups:
+            mine = ranks == (own or groups[0])
+            self._enter(process_set if mine else ProcessSet(ranks), ranks)
+
+    def _enter(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> None:
+        transport = self._root_transport.subgroup(ranks)
+        member = Member(ranks) if transport is None else self._join_set(ranks, transport)
+        process_set.process_set_id, process_set.ranks = self._next_id, list(ranks)
+        self.members[self._next_id] = member
+        self._sets[self._next_id] = process_set
+        self._next_id += 1
+
+    def unregister(self, process_set: ProcessSet) -> bool:
+        """Collective over all ranks. False when it is not registered, or is the global one."""
+        number = process_set.process_set_id
+        if number not in self._sets:
+            return False
+        member = self.members.pop(number)
+        if member.lane is not None and member.fabric is not None:
+            self.engine.remove(member.lane)
+            member.fabric.transport.close()
+        del self._sets[number]
+        process_set.process_set_id = None
+        return True
+
+    def registered(self) -> dict[int, ProcessSet]:
+        """The process sets beside the global one, by number."""
+        return dict(self._sets)
+
+    def _ranks_of(self, process_set: ProcessSet) -> tuple[int, ...]:
+        if process_set.ranks is None:
+            return self.world.ranks_of(process_set.mpi_comm)
+        ranks = tuple(process_set.ranks)
+        wrong = [rank for rank in ranks if not 0 <= rank < self.size]
+        if wrong or not ranks:
+            raise ArgumentError(
+                f"process set {list(ranks)}: expected global ranks from 0 to {self.size - 1}"
+                + (f", got {wrong}" if wrong else ", got none")
+            )
+        return ranks
+
+    def close(self) -> None:
+        """Give threads and communicators back; MPI stays initialised."""
+        self.engine.close()
+        for process_set in self._sets.values():
+            process_set.process_set_id = None
+        for member in self.members.values():
+            if member.fabric is not None:
+                member.fabric.transport.close()
+        self.world.close()
+
+
+_context: Context | None = None
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Start: initialise MPI, find the other ranks, get ready. A second call does nothing.
+
+    Args:
+        comm: None for all processes of the job; a list of ranks; or an mpi4py communicator (it is duplicated).
+        process_sets: process sets to register, the same on all ranks; or "dynamic" to allow ``add_process_set``.
+
+    Raises:
+        MPIMissingError: no MPI library is installed; says what to install.
+        LaunchError: another MPI's launcher was used, so that every process would be rank 0 of 1.
+        ValueError: two process sets have the same ranks.
+    """
+    global _context
+    if _context is not None:
+        return
+    config = Config.from_environment()
+    if process_sets == "dynamic":
+        config, process_sets = dataclasses.replace(config, dynamic_process_sets=True), None
+    _log.setLevel(config.log_level.upper())
+    context = Context(config, comm)
+    _context = context
+    atexit.register(shutdown)
+    for process_set in process_sets or ():
+        context.register(process_set)
+
+
+def shutdown() -> None:
+    """Stop: operations still under way fail, MPI stays initialised, ``init()`` may be called again."""
+    global _context
+    if _context is None or _context.pid != os.getpid():
+        return
+    context, _context = _context, None
+    atexit.unregister(shutdown)
+    context.close()
+
+
+def is_initialized() -> bool:
+    """True between ``init()`` and ``shutdown()``."""
+    return _context is not None
+
+
+def current() -> Context:
+    """The initialised world.
+
+    Raises:
+        NotInitializedError: ``init()`` has not been called.
+    """
+    if _context is None:
+        raise NotInitializedError()
+    return _context
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Collective over all ranks: register a process set after ``init()``.
+
+    Raises:
+        ValueError: not initialised with ``process_sets="dynamic"``, or these ranks are registered already.
+    """
+    context = current()
+    if not context.config.dynamic_process_sets:
+        raise ArgumentError(
+            'add_process_set needs init(process_sets="dynamic") or HOROVOD_DYNAMIC_PROCESS_SETS=1'
+        )
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    context.register(process_set)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Collective over all ranks: forget a process set. False when it was not registered or is the global one."""
+    context = current()
+    if not context.config.dynamic_process_sets:
+        raise ArgumentError(
+            'remove_process_set needs init(process_sets="dynamic") or HOROVOD_DYNAMIC_PROCESS_SETS=1'
+        )
+    return context.unregister(process_set)
+
+
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The global ranks of every registered process set, by its number."""
+    return {number: list(member.ranks) for number, member in current().members.items()}
+
+
+def rank() -> int:
+    """This process among all, from 0."""
+    return current().rank
+
+
+def size() -> int:
+    """The number of all processes."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This process among those of its node."""
+    return current().topology.local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this node."""
+    return current().topology.local_size
+
+
+def cross_rank() -> int:
+    """This process's node among those that have a process of its local rank."""
+    return current().topology.cross_rank
+
+
+def cross_size() -> int:
+    """The number of nodes that have a process of this one's local rank."""
+    return current().topology.cross_size
+
+
+def is_homogeneous() -> bool:
+    """True when every node has the same number of processes."""
+    return current().topology.is_homogeneous
+
+
+def mpi_threads_supported() -> bool:
+    """True when several threads may call MPI (MPI_THREAD_MULTIPLE was granted)."""
+    return current().world.threads_multiple

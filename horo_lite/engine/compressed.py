@@ -1,0 +1,101 @@
+"""Runs a compressor: answers its requests with collectives, as one schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from horo_lite.arrays import device_name, is_torch, kernel, type_name
+from horo_lite.interfaces import (
+    AllToAllRequest,
+    Array,
+    Compressor,
+    GatherRequest,
+    Reduced,
+    Reduction,
+    SumRequest,
+)
+
+if TYPE_CHECKING:
+    from horo_lite.engine.fabric import Fabric
+
+
+def compressed(
+    compressor: Compressor,
+    gradients: Sequence[Array],
+    states: Sequence[MutableMapping[str, Any]],
+    fabric: Fabric,
+) -> Generator[Any, Any, Reduced]:
+    """Exchange one bucket's gradients through a compressor (``interfaces.Compressor``)."""
+    work = compressor.reduce(gradients, states, fabric.group)
+    reply: Any = None
+    while True:
+        try:
+            request = work.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        reply = yield from _ANSWERS[type(request)](request, fabric)
+
+
+def _sum(request: SumRequest, fabric: Fabric) -> Generator[Any, Any, Array]:
+    array = request.array
+    name = type_name(array)
+    fabric.stats.payload_bytes += array.nbytes
+    arithmetic = kernel(name, Reduction.SUM, fabric.size, device=device_name(array))
+    schedule, _ = fabric.allreduce(array, arithmetic, name, Reduction.SUM, staged=False)
+    yield from schedule
+    return array
+
+
+def _gather(request: GatherRequest, fabric: Fabric) -> Generator[Any, Any, list[Array]]:
+    payload = request.payload
+    fabric.stats.payload_bytes += payload.nbytes
+    lengths = yield from _lengths([len(payload)], fabric)
+    gathered = _empty(sum(int(n) for n in lengths), payload)
+    yield from fabric.allgather(payload, gathered, [int(n) for n in lengths])
+    return _cut(gathered, lengths)
+
+
+def _all_to_all(request: AllToAllRequest, fabric: Fabric) -> Generator[Any, Any, list[Array]]:
+    payloads = list(request.payloads)
+    fabric.stats.payload_bytes += sum(payload.nbytes for payload in payloads)
+    sent = [len(payload) for payload in payloads]
+    table = (yield from _lengths(sent, fabric)).reshape(fabric.size, fabric.size)
+    received = [int(n) for n in table[:, fabric.group.index]]
+    outgoing = _empty(sum(sent), payloads[0])
+    for part, payload in zip(_cut(outgoing, sent), payloads, strict=True):
+        part[:] = payload
+    incoming = _empty(sum(received), payloads[0])
+    yield from fabric.alltoall(outgoing, sent, incoming, received)
+    return _cut(incoming, received)
+
+
+def _lengths(own: Sequence[int], fabric: Fabric) -> Generator[Any, Any, Any]:
+    """Every rank's lengths, so that payloads may differ: one small message more."""
+    mine = np.array(own, np.int64)
+    everyones = np.empty(len(own) * fabric.size, np.int64)
+    yield from fabric.allgather(mine, everyones, [len(own)] * fabric.size)
+    return everyones
+
+
+def _empty(elements: int, like: Array) -> Array:
+    return like.new_empty(elements) if is_torch(like) else np.empty(elements, like.dtype)
+
+
+def _cut(whole: Array, lengths: Sequence[int]) -> list[Array]:
+    parts, start = [], 0
+    for length in lengths:
+        parts.append(whole[start : start + int(length)])
+        start += int(length)
+    return parts
+
+
+
+_ANSWERS: dict[type, Callable[..., Generator[Any, Any, Any]]] = {
+    SumRequest: _sum,
+    GatherRequest: _gather,
+    AllToAllRequest: _all_to_all,
+}
+

@@ -1,0 +1,101 @@
+"""Decides, on the first member of a process set, when an operation may start: when all members have asked for it.
+
+Pure bookkeeping: it is told what each member asks for and returns verdicts, and never touches a transport, so that
+unit tests feed it any order of events. One request and one reply per member and operation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from horo_lite.engine.agreement import Signature, disagreement
+
+
+class Key(NamedTuple):
+    """How operations of different ranks are matched: by name, unnamed ones also by their number."""
+
+    name: str
+    counter: int = -1
+
+    def __str__(self) -> str:
+        return self.name if self.counter < 0 else f"{self.name}.{self.counter}"
+
+
+class Verdict(NamedTuple):
+    """What the members do about one operation.
+
+    Attributes:
+        key: the operation.
+        signatures: by member; joined members are missing from it.
+        error: why it does not take place; None when it starts now.
+        last_joined: for the end of ``join()``: the member that joined last.
+    """
+
+    key: Key
+    signatures: dict[int, Signature]
+    error: str | None = None
+    last_joined: int = -1
+
+
+JOIN = Key("horo_lite.join")
+
+
+class Coordinator:
+    """The table of operations that some members have asked for.
+
+    Args:
+        ranks: the global rank of each member, for messages.
+    """
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self._ranks = ranks
+        self._size = len(ranks)
+        self._table: dict[Key, dict[int, Signature]] = {}
+        self._joined: list[int] = []
+
+    def ask(self, member: int, key: Key, signature: Signature) -> list[Verdict]:
+        """``member`` is ready for an operation. Returns what can be decided now."""
+        if key == JOIN:
+            return self._join(member)
+        asked = self._table.setdefault(key, {})
+        asked[member] = signature
+        verdict = self._decide(key)
+        return [] if verdict is None else [verdict]
+
+    def _join(self, member: int) -> list[Verdict]:
+        self._joined.append(member)
+        if len(self._joined) == self._size:
+            last = self._joined[-1]
+            self._joined.clear()
+            return [Verdict(JOIN, {}, last_joined=last)]
+        verdicts = [self._decide(key) for key in list(self._table)]
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _decide(self, key: Key) -> Verdict | None:
+        asked = self._table[key]
+        if len(asked) + sum(member not in asked for member in self._joined) < self._size:
+            return None
+        del self._table[key]
+        signatures = dict(sorted(asked.items()))
+        error = disagreement(str(key), {self._ranks[m]: s for m, s in signatures.items()})
+        if error is None and len(asked) < self._size:
+            error = self._absent_root(key, signatures)
+        return Verdict(key, signatures, error)
+
+    def _absent_root(self, key: Key, signatures: dict[int, Signature]) -> str | None:
+        root = next(iter(signatures.values())).root
+        absent = [self._ranks[m] for m in self._joined if m not in signatures]
+        if root not in absent:
+            return None
+        return f"tensor {str(key)!r}: rank {root} is its root but has called join(): it has nothing to send"
+
+    @property
+    def waiting(self) -> dict[Key, list[int]]:
+        """The operations not yet decided, with the global ranks that have not asked for them."""
+        return {
+            key: [
+                rank for member, rank in enumerate(self._ranks)
+                if member not in asked and member not in self._joined
+            ]
+            for key, asked in self._table.items()
+        }

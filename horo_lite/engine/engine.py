@@ -1,0 +1,152 @@
+"""Drives everything that is under way: whoever waits polls, and a thread does when nobody waits.
+
+There is one lock. The thread that holds it calls ``progress``, which never blocks; a caller that waits takes the
+polling over from the communication thread, so that a synchronous call needs no other thread at all, and two threads
+never poll at once. With nothing under way the communication thread sleeps without polling.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from horo_lite.engine.handles import Handle
+from horo_lite.errors import HorovodInternalError, PeerLostError
+from horo_lite.transport.waiting import Backoff
+
+_log = logging.getLogger("horo_lite")
+_OTHER_WAITER_S = 1e-3
+
+
+class Lane(Protocol):
+    """Something the engine drives: the named and the planned operations of one process set."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def progress(self) -> bool: ...
+
+    def abandon(self, error: HorovodInternalError | None = None) -> None: ...
+
+
+class Engine:
+    """The operations of this process.
+
+    Args:
+        spin_polls: how long a waiting caller polls before it offers its core to others (``waiting.Backoff``).
+        threaded: start the communication thread; False where the caller does all polling (unit tests).
+    """
+
+    def __init__(self, spin_polls: int = 100, threaded: bool = True) -> None:
+        self._lanes: list[Lane] = []
+        self._lock = threading.Lock()
+        self._work = threading.Event()
+        self._spin_polls = spin_polls
+        self._closing = False
+        self.on_wait: Callable[[Handle, float], None] | None = None
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._serve, name="horo_lite-engine", daemon=True)
+            self._thread.start()
+
+    def add(self, lane: Lane) -> None:
+        """Drive this lane from now on."""
+        with self._lock:
+            self._lanes.append(lane)
+
+    def remove(self, lane: Lane) -> None:
+        """Drive this lane no longer; what it still has under way fails."""
+        with self._lock:
+            self._lanes.remove(lane)
+            lane.abandon()
+
+    def wake(self) -> None:
+        """Something was submitted that nobody waits for yet: the communication thread looks after it."""
+        if not self._work.is_set():
+            self._work.set()
+
+    def poll(self, handle: Handle) -> bool:
+        """True when the operation is finished; lets it go on if nobody else is at it."""
+        if not handle.finished and self._lock.acquire(blocking=False):
+            try:
+                self._progress()
+            finally:
+                self._lock.release()
+        return handle.finished
+
+    def wait(self, handle: Handle) -> Any:
+        """Wait for an operation and return its result, or raise its error."""
+        if not handle.finished:
+            handle.waiting = True
+            self.drive(lambda: handle.finished, handle)
+        return handle.result()
+
+    def drive(self, done: Callable[[], bool], handle: Handle | None = None) -> None:
+        """Poll in the caller's thread until ``done()``; the heart of every synchronous call."""
+        backoff = Backoff(self._spin_polls)
+        started = 0.0
+        while not done():
+            if not self._lock.acquire(timeout=_OTHER_WAITER_S):
+                continue
+            try:
+                while not done():
+                    if self._progress():
+                        backoff.reset()
+                        continue
+                    backoff.pause()
+                    if self.on_wait is not None and handle is not None:
+                        started = started or time.monotonic()
+                        self.on_wait(handle, time.monotonic() - started)
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """End the communication thread; operations still under way fail."""
+        self._closing = True
+        self._work.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            for lane in self._lanes:
+                lane.abandon()
+            self._lanes.clear()
+
+    def _progress(self) -> bool:
+        """One round over the lanes, by the thread that holds the lock."""
+        moved = False
+        for lane in self._lanes:
+            if lane.idle:
+                continue
+            try:
+                if lane.progress():
+                    moved = True
+            except PeerLostError as error:
+                lane.abandon(error)
+            except Exception as error:  # a fault of ours or of a user's compressor: whoever waits gets it
+                fault = HorovodInternalError(f"the engine failed: {type(error).__name__}: {error}")
+                fault.__cause__ = error
+                lane.abandon(fault)
+        return moved
+
+    def _serve(self) -> None:
+        backoff = Backoff(spin_polls=0, yield_s=0.0)
+        while not self._closing:
+            if all(lane.idle for lane in self._lanes):
+                self._work.clear()
+                if all(lane.idle for lane in self._lanes) and not self._closing:
+                    self._work.wait()
+                backoff.reset()
+                continue
+            moved = False
+            if self._lock.acquire(blocking=False):
+                try:
+                    moved = self._progress()
+                finally:
+                    self._lock.release()
+            if moved:
+                backoff.reset()
+            else:
+                backoff.pause()

@@ -1,0 +1,100 @@
+"""What the ranks of a process set have between them: a transport, a layout, shared memory, a choice of algorithms.
+
+Operations ask it for schedules; it picks the algorithm, the same on every rank, from the size of the message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from horo_lite.collectives.partition import chunks, offsets_of
+from horo_lite.collectives.registry import algorithm
+from horo_lite.config import Config
+from horo_lite.interfaces import Array, Group, Kernel, Reduction, Schedule, Transport
+from horo_lite.transport.topology import Topology
+
+_SMALL_BYTES = 16 << 10
+_SMALL_BROADCAST_BYTES = 256 << 10
+
+
+@dataclasses.dataclass
+class WireStats:
+    """What this rank has handed to the wire since ``init()``.
+
+    Attributes:
+        dense_bytes: what the gradients would have been without compression.
+        payload_bytes: what compressors made of them.
+    """
+
+    dense_bytes: int = 0
+    payload_bytes: int = 0
+
+
+class Fabric:
+    """One process set's means.
+
+    Args:
+        transport: a message space for the named lane.
+        ranks: the global rank of each member.
+        topology: where the members are.
+    """
+
+    def __init__(
+        self, transport: Transport, ranks: tuple[int, ...], topology: Topology, config: Config, stats: WireStats
+    ) -> None:
+        self.transport = transport
+        self.ranks = ranks
+        self.topology = topology
+        self.stats = stats
+        self.group = Group.whole(transport.rank, transport.size)
+        self.size = transport.size
+        self._config = config
+
+    def allreduce(
+        self, buffer: Array, kernel: Kernel, type_name: str, reduction: Reduction, staged: bool = True
+    ) -> tuple[Schedule, bool]:
+        """All-reduce in place. Returns the schedule, and whether it needs the staging memory to itself.
+
+        Args:
+            staged: False keeps away from the staging memory (for a schedule inside another one).
+        """
+        if reduction is Reduction.ADASUM:
+            name = "adasum"
+        elif self._config.algorithm != "auto":
+            name = self._config.algorithm
+        elif kernel.wide:
+            name = "pairwise"
+        else:
+            name = "ring"
+        return algorithm("allreduce", name)(self.group, buffer, kernel, **self._context(buffer)), False
+
+    def reduce_scatter(self, buffer: Array, counts: Sequence[int], kernel: Kernel, type_name: str) -> Schedule:
+        """In place: member i's part (``counts[i]`` elements) becomes the reduction of all."""
+        name = "pairwise" if kernel.wide else "ring"
+        return algorithm("reduce_scatter", name)(self.group, buffer, counts, kernel, **self._context(buffer))
+
+    def allgather(self, own: Array, gathered: Array, counts: Sequence[int]) -> Schedule:
+        """All members' arrays, member i's with ``counts[i]`` elements, one after the other into ``gathered``."""
+        start = sum(counts[: self.group.index])
+        gathered[start : start + len(own)] = own
+        return algorithm("allgather", "ring")(self.group, gathered, counts, **self._context(gathered))
+
+    def broadcast(self, buffer: Array, root: int) -> Schedule:
+        """Member ``root``'s buffer into everyone's."""
+        name = "binomial" if buffer.nbytes <= _SMALL_BROADCAST_BYTES else "chain"
+        return algorithm("broadcast", name)(self.group, buffer, root, **self._context(buffer))
+
+    def alltoall(
+        self, outgoing: Array, sent: Sequence[int], incoming: Array, received: Sequence[int]
+    ) -> Schedule:
+        """``sent[i]`` elements go to member i, ``received[i]`` come from it."""
+        parts = chunks(outgoing, offsets_of(sent)), chunks(incoming, offsets_of(received))
+        return algorithm("alltoall", "pairwise")(self.group, *parts)
+
+    def _context(self, buffer: Array) -> dict[str, object]:
+        item_bytes = max(1, buffer.nbytes // max(1, len(buffer)))
+        return {
+            "segment_elements": max(1, self._config.segment_bytes // item_bytes),
+            "nodes": self.topology.nodes,
+        }

