@@ -1,0 +1,41 @@
+"""What goes on the wire in place of a bucket's gradients, and how it is read back: pure maths.
+
+Third stage of the data path. ``Compression`` lists the methods; ``resolve`` makes a ``Compressor``
+of whatever a user passes; the engine drives it by answering its requests. docs/compression.md has
+each method's formula, source and cost.
+"""
+
+from __future__ import annotations
+
+from horo_lite.compression.base import Frozen, Method
+from horo_lite.compression.casts import BFloat16, Float16, NoCompression
+from horo_lite.compression.resolve import is_compression, resolve, with_feedback
+from horo_lite.compression.signs import Sign
+from horo_lite.compression.sparse import TopK
+from horo_lite.interfaces import CompressorRequest, GatherRequest, SumRequest
+
+__all__ = ["Compression", "Frozen", "Method", "is_compression", "payload_bytes", "resolve"]
+
+
+class Compression:
+    """The methods by name, each a class.
+
+    ``Compression.topk`` takes its defaults, ``Compression.topk(0.001)`` yours.
+    """
+
+    none = NoCompression
+    fp16 = Float16
+    bf16 = BFloat16
+    sign = Sign
+    topk = TopK
+
+    with_feedback = staticmethod(with_feedback)
+
+
+def payload_bytes(request: CompressorRequest) -> int:
+    """The bytes that a request puts up for sending; what is really sent depends on the schedule and the ranks."""
+    if isinstance(request, SumRequest):
+        return int(request.array.nbytes)
+    if isinstance(request, GatherRequest):
+        return int(request.payload.nbytes)
+    return sum(int(payload.nbytes) for payload in request.payloads)

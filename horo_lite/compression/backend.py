@@ -1,0 +1,308 @@
+"""The few array operations that compression is written in, for numpy and for torch.
+
+Every method's formula exists once: it calls these primitives and, through ``xp``, the functions
+that numpy and torch have under one name (abs, floor, where, ...). torch is found through
+``sys.modules``: who passes a tensor has imported it. Nothing here moves a tensor off its device.
+
+numpy works in cache-sized blocks with reused scratch, since a fresh temporary of a bucket's size
+costs more in page faults than the arithmetic on it; a device takes an array whole (one launch each).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from horo_lite.arrays import cast, is_torch, numpy_dtype, type_name
+from horo_lite.arrays.types import FLOATS
+from horo_lite.interfaces import Array
+
+_NUMPY_BLOCK = 1 << 15  # float32 input, scratch and output together stay in a 512 KiB L2
+_SAMPLES = 1 << 14  # enough to place the k-th largest value within a few percent
+
+quiet = np.errstate(all="ignore")
+"""Decorator: overflow to infinity and NaN from infinity are results here, not accidents (see docs/compression.md)."""
+
+
+class NumpyBackend:
+    """Flat arrays in host memory."""
+
+    xp: Any = np
+    rint = staticmethod(np.rint)
+
+    def blocks(self, elements: int) -> Iterator[slice]:
+        """Cuts that stay in cache; each but the last a multiple of eight, so that packed codes end on a byte."""
+        for start in range(0, elements, _NUMPY_BLOCK):
+            yield slice(start, min(start + _NUMPY_BLOCK, elements))
+
+    def scratch(self, like: Array) -> Array:
+        """Room for one block in ``like``'s type."""
+        return np.empty(min(len(like), _NUMPY_BLOCK), like.dtype)
+
+    def empty(self, elements: int, name: str) -> Array:
+        return np.empty(elements, _dtype(name))
+
+    def zeros(self, elements: int, name: str) -> Array:
+        return np.zeros(elements, _dtype(name))
+
+    def view(self, array: Array, name: str) -> Array:
+        """The same memory as another type."""
+        return array.view(_dtype(name))
+
+    @quiet
+    def convert(self, array: Array, name: str) -> Array:
+        """``array`` in the type ``name``: itself where it has it, else a copy rounded to nearest even."""
+        if array.dtype == _dtype(name):
+            return array
+        out = np.empty(array.shape, _dtype(name))
+        if {name, array.dtype.name} in ({"float16", "float32"}, {"bfloat16", "float32"}):
+            cast(out, array)
+        else:
+            np.copyto(out, array, casting="unsafe")
+        return out
+
+    def assign(self, out: Array, source: Array) -> None:
+        """out[:] = source, whatever their types; floats are truncated toward zero on the way to integers."""
+        np.copyto(out, source, casting="unsafe")
+
+    def join(self, arrays: Sequence[Array]) -> Array:
+        """The arrays one after another: a view where they lie so in memory, else a copy. Not to be written to."""
+        if len(arrays) == 1:
+            return arrays[0]
+        return _adjacent(arrays) if _lie_adjacent(arrays) else np.concatenate(arrays)
+
+    def generator(self, *words: int) -> np.random.Generator:
+        """Random numbers that depend on the words alone."""
+        return np.random.Generator(np.random.SFC64(np.random.SeedSequence(words)))
+
+    def uniform(self, generator: np.random.Generator, out: Array) -> Array:
+        """Fill ``out`` from the open interval (0, 1) in steps of 2**-16, which is what one rounding decision needs."""
+        words = generator.integers(0, 1 << 64, -(-len(out) // 4), dtype=np.uint64)
+        np.copyto(out, words.view(np.uint16)[: len(out)])
+        out += 0.5
+        out *= 1.0 / (1 << 16)
+        return out
+
+    def random_bits(self, generator: np.random.Generator, elements: int, bits: int) -> Array:
+        """int32 numbers of ``bits`` random bits."""
+        words = generator.integers(0, 1 << 64, -(-elements // 2), dtype=np.uint64)
+        return words.view(np.int32)[:elements] & ((1 << bits) - 1)
+
+    def pack_bits(self, bits: Array) -> Array:
+        """Eight booleans to a byte, the first in the lowest bit."""
+        return np.packbits(bits, bitorder="little")
+
+    def take(self, table: np.ndarray, codes: Array) -> Array:
+        """Row ``codes[i]`` of a small table of constants for each i."""
+        return np.take(table, codes, axis=0, mode="clip")
+
+    def stack(self, scalars: Sequence[Any], name: str) -> Array:
+        """0-d values as a flat array."""
+        return np.array(scalars, dtype=_dtype(name))
+
+    def peak(self, array: Array) -> Any:
+        """max(abs(array)); NaN where there is one."""
+        return np.maximum(array.max(), -array.min())
+
+    @quiet
+    def mean_abs(self, array: Array) -> Any:
+        """sum(abs(array)) / n."""
+        scratch = self.scratch(array)
+        total = 0.0
+        for cut in self.blocks(len(array)):
+            block = array[cut]
+            total += float(np.abs(block, out=scratch[: len(block)]).sum())
+        return array.dtype.type(total / len(array))
+
+    @quiet
+    def norm(self, array: Array) -> Any:
+        """The Euclidean norm."""
+        total = sum(float(np.dot(array[cut], array[cut])) for cut in self.blocks(len(array)))
+        if math.isinf(total) and np.isfinite(peak := self.peak(array)):
+            return peak * self.norm(array / peak)
+        return array.dtype.type(np.sqrt(total))
+
+    @quiet
+    def finite(self, array: Array) -> bool:
+        """Neither infinity nor NaN anywhere. A finite sum proves it; finite values may still overflow their sum."""
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
+
+    def largest(self, array: Array, count: int) -> Array:
+        """Ascending indices of exactly ``count`` elements of largest magnitude; NaN counts as the largest.
+
+        A threshold from a sample leaves a few candidates to choose from exactly; where it was too high, all are.
+        """
+        magnitude = np.abs(array)
+        elements = len(array)
+        candidates = None
+        if elements >= 4 * _SAMPLES and 16 * count <= elements:
+            sample = magnitude[:: elements // _SAMPLES]
+            keep = min(len(sample) - 1, int(1.25 * count / elements * len(sample)) + 16)
+            threshold = np.partition(sample, len(sample) - keep)[len(sample) - keep]
+            candidates = np.flatnonzero(~(magnitude < threshold))
+            if len(candidates) < count:
+                candidates = None
+        pool = magnitude if candidates is None else magnitude[candidates]
+        chosen = np.argpartition(pool, len(pool) - count)[len(pool) - count :]
+        return np.sort(chosen if candidates is None else candidates[chosen])
+
+    def where_true(self, condition: Array) -> Array:
+        """Indices at which a flat boolean array is true."""
+        return np.flatnonzero(condition)
+
+    def indices(self, values: np.ndarray) -> Array:
+        """Indices computed on the host, for use with this backend's arrays."""
+        return values
+
+    def orthonormal(self, matrix: Array) -> Array:
+        """An orthonormal basis of the columns; any basis where the columns are dependent or zero (Householder QR)."""
+        return np.linalg.qr(matrix)[0]
+
+    def normal(self, generator: np.random.Generator, elements: int, name: str) -> Array:
+        """Standard normal numbers."""
+        return generator.standard_normal(elements).astype(_dtype(name))
+
+
+class TorchBackend:
+    """Flat torch tensors of one device. Operation by operation the same as ``NumpyBackend``."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.xp: Any = sys.modules["torch"]
+        self.rint = self.xp.round
+
+    def blocks(self, elements: int) -> Iterator[slice]:
+        if elements:
+            yield slice(0, elements)
+
+    def scratch(self, like: Array) -> Array:
+        return self.xp.empty_like(like)
+
+    def empty(self, elements: int, name: str) -> Array:
+        return self.xp.empty(elements, dtype=getattr(self.xp, name), device=self.device)
+
+    def zeros(self, elements: int, name: str) -> Array:
+        return self.xp.zeros(elements, dtype=getattr(self.xp, name), device=self.device)
+
+    def view(self, array: Array, name: str) -> Array:
+        return array.view(getattr(self.xp, name))
+
+    def convert(self, array: Array, name: str) -> Array:
+        return array.to(getattr(self.xp, name))
+
+    def assign(self, out: Array, source: Array) -> None:
+        out.copy_(source)
+
+    def join(self, arrays: Sequence[Array]) -> Array:
+        return arrays[0] if len(arrays) == 1 else self.xp.cat(list(arrays))
+
+    def generator(self, *words: int) -> Any:
+        seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0]) >> 1
+        return self.xp.Generator(self.device).manual_seed(seed)
+
+    def uniform(self, generator: Any, out: Array) -> Array:
+        return out.uniform_(generator=generator)
+
+    def random_bits(self, generator: Any, elements: int, bits: int) -> Array:
+        out = self.empty(elements, "int32")
+        return out.random_(0, 1 << bits, generator=generator)
+
+    def pack_bits(self, bits: Array) -> Array:
+        padding = -len(bits) % 8
+        padded = self.xp.nn.functional.pad(bits.to(self.xp.uint8), (0, padding)).view(-1, 8)
+        return (padded * self._constant(1 << np.arange(8), "uint8")).sum(1, dtype=self.xp.uint8)
+
+    def take(self, table: np.ndarray, codes: Array) -> Array:
+        return self._constant(table, table.dtype.name)[codes.to(self.xp.int64)]
+
+    def stack(self, scalars: Sequence[Any], name: str) -> Array:
+        kind = getattr(self.xp, name)
+        return self.xp.stack(
+            [self.xp.as_tensor(s, dtype=kind, device=self.device) for s in scalars]
+        )
+
+    def peak(self, array: Array) -> Any:
+        return array.abs().max()
+
+    def mean_abs(self, array: Array) -> Any:
+        return array.abs().mean()
+
+    def norm(self, array: Array) -> Any:
+        return array.norm()
+
+    def finite(self, array: Array) -> bool:
+        return bool(self.xp.isfinite(array).all())
+
+    def largest(self, array: Array, count: int) -> Array:
+        return self.xp.topk(array.abs(), count, sorted=False).indices.sort().values
+
+    def where_true(self, condition: Array) -> Array:
+        return condition.nonzero().view(-1)
+
+    def indices(self, values: np.ndarray) -> Array:
+        return self.xp.from_numpy(values).to(self.device)
+
+    def orthonormal(self, matrix: Array) -> Array:
+        return self.xp.linalg.qr(matrix).Q
+
+    def normal(self, generator: Any, elements: int, name: str) -> Array:
+        return self.empty(elements, name).normal_(generator=generator)
+
+    def _constant(self, values: np.ndarray, name: str) -> Array:
+        return self.xp.as_tensor(values, device=self.device).to(getattr(self.xp, name))
+
+
+Backend = NumpyBackend | TorchBackend
+
+_NUMPY = NumpyBackend()
+
+
+def backend_of(array: Array) -> Backend:
+    """The operations for arrays such as this one."""
+    return _torch_backend(array.device) if is_torch(array) else _NUMPY
+
+
+@functools.cache
+def _torch_backend(device: Any) -> TorchBackend:
+    return TorchBackend(device)
+
+
+def is_floating(array: Array) -> bool:
+    """True for the types that compression applies to; others travel as they are."""
+    return type_name(array) in FLOATS
+
+
+def work_type(array: Array) -> str:
+    """The type that a method computes in: the array's own, float32 for 16-bit floats."""
+    name = type_name(array)
+    return name if name == "float64" else "float32"
+
+
+@functools.cache
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "float8_e4m3fn":
+        import ml_dtypes  # only the 8-bit float needs it
+
+        return np.dtype(ml_dtypes.float8_e4m3fn)
+    return numpy_dtype(name)
+
+
+def _lie_adjacent(arrays: Sequence[np.ndarray]) -> bool:
+    base = arrays[0].base
+    return base is not None and all(
+        b.base is base and a.ctypes.data + a.nbytes == b.ctypes.data
+        for a, b in itertools.pairwise(arrays)
+    )
+
+
+def _adjacent(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    elements = sum(len(a) for a in arrays)
+    return np.lib.stride_tricks.as_strided(
+        arrays[0], (elements,), arrays[0].strides, writeable=False
+    )

@@ -1,0 +1,75 @@
+"""From what a user passes as ``compression=`` to a ``Compressor``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from horo_lite.compression.base import Method
+from horo_lite.compression.feedback import WithFeedback
+from horo_lite.compression.horovod import HorovodStyle
+from horo_lite.errors import ArgumentTypeError
+from horo_lite.interfaces import Array, Compressor, Group, Parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """A user's object that has ``reduce`` and no ``bind``."""
+
+    user: Any
+
+    def bind(self, parameters: Sequence[Parameter]) -> Foreign:
+        return self
+
+    def reduce(self, gradients: Any, states: Any, group: Group) -> Any:
+        return self.user.reduce(gradients, states, group)
+
+
+def is_compression(value: Any) -> bool:
+    """True for what ``resolve`` accepts: adapters recognise with it a compressor passed in another argument's place."""
+    return callable(getattr(value, "reduce", None)) or _is_horovod_style(value)
+
+
+def resolve(compression: Any, to_tensor: Callable[[Array], Any] = np.asarray) -> Compressor:
+    """The compressor that a user means, with error feedback where the method comes with it.
+
+    Args:
+        compression: ``Compression.<name>``, called or not; a compressor (wrapped or of one's own making); a class
+            with Horovod's static ``compress`` and ``decompress``.
+        to_tensor: makes the framework's tensor of a numpy array, for a class written for Horovod.
+
+    Raises:
+        ArgumentTypeError: anything else; shows the right call.
+    """
+    if isinstance(compression, type) and issubclass(compression, Method):
+        compression = compression()
+    if isinstance(compression, Method):
+        if getattr(compression, "feedback", False):
+            return WithFeedback(compression.contraction())
+        return compression
+    if not isinstance(compression, type) and callable(getattr(compression, "reduce", None)):
+        return compression if callable(getattr(compression, "bind", None)) else Foreign(compression)
+    if _is_horovod_style(compression):
+        return HorovodStyle(compression, to_tensor)
+    raise ArgumentTypeError(
+        f"compression is {compression!r}; expected Compression.fp16, Compression.topk(0.01) or another of "
+        "hvd.Compression, or a class with static compress(tensor) and decompress(tensor, ctx): "
+        "DistributedOptimizer(optimizer, compression=hvd.Compression.fp16)"
+    )
+
+
+def with_feedback(compression: Any) -> WithFeedback:
+    """Error feedback around a method that comes without it, ``with_feedback(Compression.int8)``."""
+    inner = resolve(compression)
+    if isinstance(inner, WithFeedback):
+        return inner
+    return WithFeedback(inner.contraction() if isinstance(inner, Method) else inner)
+
+
+def _is_horovod_style(value: Any) -> bool:
+    return callable(getattr(value, "compress", None)) and callable(
+        getattr(value, "decompress", None)
+    )
