@@ -40,10 +40,12 @@ def compressed(
 
 
 def _sum(request: SumRequest, fabric: Fabric) -> Generator[Any, Any, Array]:
-    array = request.array
+    array = request.array.clone() if is_torch(request.array) else request.array.copy()
     name = type_name(array)
     fabric.stats.payload_bytes += array.nbytes
-    arithmetic = kernel(name, Reduction.SUM, fabric.size, device=device_name(array))
+    arithmetic = kernel(
+        name, Reduction.SUM, fabric.size, postscale=request.scale, device=device_name(array)
+    )
     schedule, _ = fabric.allreduce(array, arithmetic, name, Reduction.SUM, staged=False)
     yield from schedule
     return array
