@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from horo_lite.arrays import Flat, device_name, is_torch, kernel, numpy_dtype, torch_dtype, type_name
+from horo_lite.arrays import Flat, device_name, is_torch, kernel, numpy_dtype, type_name
 from horo_lite.engine.agreement import Shape, Signature
 from horo_lite.engine.compressed import compressed
 from horo_lite.engine.coordinator import JOIN, Key, Verdict
@@ -409,7 +409,7 @@ def _blank(signature: Signature, index: int, rows: int | None = None) -> Any:
     value = _identity(name, Reduction(signature.reduction))
     if signature.device != "cpu":
         torch = sys.modules["torch"]  # a device was named, so the script uses torch
-        return torch.full(shape, value, dtype=torch_dtype(name), device=signature.device.split(":")[0])
+        return torch.full(shape, value, dtype=getattr(torch, name), device=signature.device.split(":")[0])
     return np.full(shape, value, numpy_dtype(name))
 
 
