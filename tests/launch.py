@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 SCALE = float(os.environ.get("HORO_LITE_TEST_TIMEOUT_SCALE", "1"))
 """Every time limit is multiplied by this; raise it on a slow or busy machine."""
 
+_SITE = Path(__file__).parent / "site"
 _JOB_VARIABLE = "HORO_LITE_TEST_JOB"
 _TERM_GRACE_S = 5.0
 _POLL_S = 0.01
@@ -45,8 +46,8 @@ class MpiJob:
         self._mark = uuid.uuid4().hex
         self._file = tempfile.NamedTemporaryFile(prefix="horo-lite-test-", suffix=".log")  # noqa: SIM115
         job = launchers.Job(command, ranks, cores=len(os.sched_getaffinity(0)))
-        environment = {**os.environ, **launcher().environment(job), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, **launcher().environment(job), "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
         for name, value in {**(env or {}), _JOB_VARIABLE: self._mark}.items():
             if value is None:

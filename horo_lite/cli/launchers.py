@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from horo_lite.cli import machine
 from horo_lite.errors import LaunchError, MPIMissingError
 
 _ASK_S = 60.0
@@ -155,7 +156,7 @@ class OpenMPI(Launcher):
         return {"OMPI_MCA_osc": "^ucx", **waiting}
 
     def _root(self) -> list[str]:
-        return ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return ["--allow-run-as-root"] if machine.is_root() else []
 
     def _tags(self, job: Job) -> list[str]:
         return ["--output", "rank"] if job.tag_output else []

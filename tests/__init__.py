@@ -1,0 +1,1 @@
+"""The test-suite; CONTRIBUTING.md says how it is laid out."""

@@ -1,0 +1,83 @@
+"""``horo-lite run`` with the MPI that is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, SCALE
+
+pytestmark = pytest.mark.openmpi
+
+
+def horo_lite(*words: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "horo_lite.cli", *words]
+    # Unbuffered, Python writes a line and its end apart, and launchers mix them.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s * SCALE)
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def runs(pid: str) -> bool:
+    """False for a zombie too: its parent may be gone before it."""
+    with contextlib.suppress(FileNotFoundError):
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return False
+
+
+RANK = "from mpi4py import MPI; rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size\n"
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_ranks_see_one_another_and_lines_carry_their_rank(script, ranks):
+    done = horo_lite("run", "-np", str(ranks), script(RANK + "print(f'{rank} of {size}', flush=True)"))
+    assert done.returncode == 0, done.stderr
+    lines = sorted(re.findall(r"^\[(\d)\].*?(\d) of (\d)$", done.stdout, re.MULTILINE))
+    assert lines == [(str(rank), str(rank), str(ranks)) for rank in range(ranks)]
+
+
+def test_the_exit_status_of_a_failing_rank_is_the_jobs(script):
+    text = RANK + "MPI.COMM_WORLD.Abort(5) if rank == 1 else MPI.COMM_WORLD.barrier()"
+    done = horo_lite("run", "-np", "2", script(text))
+    assert done.returncode == 5
+
+
+def test_a_job_is_ended_when_its_time_is_up(script):
+    start = time.monotonic()
+    done = horo_lite("run", "-np", "2", "--timeout", "2", script("import time; time.sleep(100)"))
+    assert done.returncode == 124
+    assert "after 2 s (--timeout)" in done.stderr
+    assert time.monotonic() - start < 20 * SCALE
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_job(script, tmp_path, number):
+    pids = tmp_path / "pids"
+    text = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(100)"
+    command = [sys.executable, "-m", "horo_lite.cli", "run", "-np", "2", script(text)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        until = time.monotonic() + 30 * SCALE
+        while not (pids.exists() and pids.read_text().count("\n") == 2) and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(number)
+        status = process.wait(20 * SCALE)
+    assert status != 0
+    time.sleep(0.5)
+    assert not [pid for pid in pids.read_text().split() if runs(pid)]

@@ -1,0 +1,132 @@
+"""The command line: what is started, with which environment, and how its end is passed on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from horo_lite.cli import launchers, machine, run
+from horo_lite.cli.main import main
+from horo_lite.cli.supervise import TIMED_OUT, supervise
+from horo_lite.errors import MPIMissingError
+from horo_lite.version import __version__
+
+ENV = dict(os.environ)
+
+
+@pytest.fixture
+def hydra(monkeypatch):
+    """A machine of four cores with MPICH."""
+    monkeypatch.setattr(launchers, "find_launcher", lambda library=None, name=None: launchers.Hydra("/mpich/mpirun"))
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(main, ["run", *words])
+
+
+def test_version_and_help():
+    assert CliRunner().invoke(main, ["--version"]).output == f"horo-lite, version {__version__}\n"
+    for words in (["--help"], ["run", "--help"], ["doctor", "--help"]):
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0
+        assert "Usage: " in result.output
+
+
+def test_help_and_import_work_without_mpi4py():
+    program = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import horo_lite\n"
+        "from horo_lite.cli.main import main\n"
+        "main(['--help'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Usage:" in done.stdout
+
+
+def test_a_dry_run_prints_the_whole_command(hydra):
+    result = invoke("-np", "2", "--dry-run", "train.py", "--lr", "1", "-v")
+    assert result.exit_code == 0, result.output
+    assert result.output == (
+        "env OMP_NUM_THREADS=2 TF_NUM_INTRAOP_THREADS=2 "
+        f"/mpich/mpirun -np 2 -prepend-rank {sys.executable} train.py --lr 1 -v\n"
+    )
+
+
+@pytest.mark.parametrize("ranks, threads", [(1, 4), (2, 2), (3, 1), (8, 1)])
+def test_threads_are_the_ranks_share_of_the_cores(hydra, ranks, threads):
+    assert f"OMP_NUM_THREADS={threads} " in invoke("-np", str(ranks), "--dry-run", "train.py").output
+
+
+def test_the_users_threads_stay(hydra, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in invoke("-np", "2", "--dry-run", "train.py").output
+
+
+def test_the_alias_folder_comes_first_on_the_path(hydra, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    assert f"PYTHONPATH={run._ALIAS}:/mine " in invoke("-np", "2", "--horovod", "--dry-run", "train.py").output
+    assert "PYTHONPATH" not in invoke("-np", "2", "--dry-run", "train.py").output
+
+
+@pytest.mark.parametrize(
+    "words, command",
+    [
+        (["train.py", "a"], [sys.executable, "train.py", "a"]),
+        (["python", "train.py"], [sys.executable, "train.py"]),
+        (["python3", "-m", "train"], [sys.executable, "-m", "train"]),
+        (["-m", "train"], [sys.executable, "-m", "train"]),
+        (["hostname"], ["hostname"]),
+        (["/usr/bin/python3", "train.py"], ["/usr/bin/python3", "train.py"]),
+    ],
+)
+def test_python_is_this_python(words, command):
+    assert run.python_command(words) == command
+
+
+@pytest.mark.parametrize("words", ["train.py", "-np 0 train.py", "-np 2", "-np 2 --timeout 0 train.py"])
+def test_wrong_usage_is_refused(hydra, words):
+    assert invoke(*words.split()).exit_code == 2
+
+
+def test_a_missing_mpi_is_one_line(monkeypatch):
+    def none(library=None, name=None):
+        raise MPIMissingError("no MPI library could be loaded. Install one")
+
+    monkeypatch.setattr(launchers, "find_launcher", none)
+    result = invoke("-np", "2", "train.py")
+    assert result.exit_code == 1
+    assert result.output == "Error: no MPI library could be loaded. Install one\n"
+
+
+@pytest.mark.parametrize("status", [0, 1, 7, 255])
+def test_the_exit_status_is_passed_on(status):
+    assert supervise(["sh", "-c", f"exit {status}"], ENV) == status
+
+
+def test_death_by_a_signal_is_told_as_a_shell_does():
+    assert supervise(["sh", "-c", "kill -9 $$"], ENV) == 128 + signal.SIGKILL
+
+
+def test_a_time_out_ends_the_child():
+    start = time.monotonic()
+    assert supervise(["sleep", "60"], ENV, timeout_s=0.2) == TIMED_OUT
+    assert time.monotonic() - start < 5
+
+
+def test_a_signal_is_forwarded():
+    program = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(9)); time.sleep(60)"
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    before = signal.getsignal(signal.SIGTERM)
+    assert supervise([sys.executable, "-c", program], ENV) == 9
+    assert signal.getsignal(signal.SIGTERM) is before
