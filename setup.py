@@ -50,7 +50,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["horo_lite", "horo_lite.*"]),
-    package_data={"horo_lite": ["py.typed"]},
+    package_data={"horo_lite": ["py.typed", "cli/alias/horovod/*.py"]},
     python_requires=">=3.10,<3.14",
     install_requires=[
         "click>=8.1",

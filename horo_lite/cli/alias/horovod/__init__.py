@@ -11,4 +11,4 @@ import sys
 import horo_lite
 
 del sys.modules[__name__]
-horo_lite.install_as_horovod()
+horo_lite.install_as_horovod()  # type: ignore[attr-defined]
