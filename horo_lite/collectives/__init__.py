@@ -7,7 +7,19 @@ their costs; ``selection`` chooses among them.
 
 from __future__ import annotations
 
-from horo_lite.collectives import allgather, barrier, broadcast, gather, pairwise, ring  # noqa: F401  (to register)
+from horo_lite.collectives import (  # noqa: F401  (each registers its algorithms)
+    adasum,
+    allgather,
+    barrier,
+    broadcast,
+    doubling,
+    gather,
+    hierarchical,
+    native,
+    pairwise,
+    ring,
+    shared_memory,
+)
 from horo_lite.collectives.registry import Algorithm, Cost, Work, algorithm, algorithms, operations
 
 __all__ = ["Algorithm", "Cost", "Work", "algorithm", "algorithms", "operations"]

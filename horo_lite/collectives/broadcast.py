@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from horo_lite.collectives.partition import even_offsets, segments_of
 from horo_lite.collectives.registry import SEGMENT_ELEMENTS, Cost, Work, register
-from horo_lite.interfaces import Array, Group, Native, Recv, Reduction, Schedule, Send, Wait
+from horo_lite.interfaces import Array, Group, Recv, Schedule, Send, Wait
 
 
 def _binomial_cost(work: Work) -> Cost:
@@ -19,10 +19,6 @@ def _chain_cost(work: Work) -> Cost:
     segments = segments_of(work.elements, work.segment_elements)
     # The last segment leaves the root after S - 1 others and then takes N - 1 hops.
     return Cost(work.size - 1, segments if work.size > 1 else 0, work.elements if work.size > 1 else 0)
-
-
-def _native_cost(work: Work) -> Cost:
-    return Cost((work.size - 1).bit_length(), 0, 0)
 
 
 @register("broadcast", "binomial", cost=_binomial_cost)
@@ -74,10 +70,3 @@ def chain_broadcast(
         if relative + 1 < size:
             sends.append((yield Send(piece, after)))
     yield Wait(sends)
-
-
-@register("broadcast", "native", cost=_native_cost)
-def native_broadcast(group: Group, buffer: Array, root: int = 0) -> Schedule:
-    """The MPI library's own broadcast, as a reference; only for a group that is a whole transport."""
-    if group.size > 1:
-        yield Native("broadcast", buffer, Reduction.SUM, group.ranks[root])

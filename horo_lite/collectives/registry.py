@@ -35,6 +35,7 @@ class Work(NamedTuple):
     size: int
     ranks_per_node: int = 1
     segment_elements: int = SEGMENT_ELEMENTS
+    tensors: int = 1
 
 
 class Cost(NamedTuple):
@@ -54,6 +55,8 @@ class Cost(NamedTuple):
     """Elements that pass through its reduction, each input counted."""
     local_steps: int = 0
     local_sent: int = 0
+    control_bytes: int = 0
+    """Bytes sent beside the elements (Adasum's dot products)."""
 
 
 CostFunction = Callable[[Work], Cost]

@@ -112,6 +112,11 @@ def copy_bytes(target: Array, source: Array) -> None:
         target.view(np.uint8)[:] = source.view(np.uint8)
 
 
+def snapshot(buffer: Array) -> Array:
+    """A copy, as an eager message takes it."""
+    return buffer.copy() if isinstance(buffer, np.ndarray) else buffer.clone()
+
+
 class Simulator:
     """N virtual ranks on a network model. One object may run one program after another."""
 
@@ -277,7 +282,7 @@ class _Run:
         if sends and buffer.nbytes <= self.network.eager_bytes:
             arrival_s = self.transfer(half, rank.clock)
             if arrival_s is not None:
-                half.buffer = buffer[:].copy() if isinstance(buffer, np.ndarray) else buffer.clone()
+                half.buffer = snapshot(buffer)
                 half.arrival_s = arrival_s
         if queue is None:
             self.posted[channel] = deque((half,))
