@@ -4,7 +4,8 @@
 
 applied to pairs, pairs of pairs and so on. Equal gradients give that gradient again.
 
-Source: Maleki et al., "Scaling distributed training with adaptive summation", MLSys 2021 (arXiv:2006.02924), algorithm 1.
+Source: Maleki et al., "Scaling distributed training with adaptive summation", MLSys 2021
+(arXiv:2006.02924), algorithm 1.
 """
 
 from __future__ import annotations
@@ -44,28 +45,32 @@ def adasum_allreduce(
     """Adasum in place, by recursive vector halving; dot products are taken per tensor.
 
     Args:
-        boundaries: where each tensor of the buffer begins, and the end: ``(0, ..., len(buffer))``. One tensor when empty.
+        boundaries: where each tensor of the buffer begins, and the end: ``(0, ..., len(buffer))``.
+            One tensor when empty.
 
-    In round k two halves of 2^k ranks each hold a vector in pieces. Partners exchange halves of their pieces, all 2^(k+1)
-    ranks add up the pieces' dot products, and each blends what it keeps. Where N is no power of two, r = N - P ranks
-    are first blended into their neighbours (see ``folding``).
+    In round k two halves of 2^k ranks each hold a vector in pieces. Partners exchange halves of
+    their pieces, all 2^(k+1) ranks add up the pieces' dot products, and each blends what it keeps.
+    Where N is no power of two, r = N - P ranks are first blended into their neighbours (see
+    ``folding``).
 
-    With P = 2^K the largest power of two up to N, T tensors. Steps: 2 K + K (K + 1) / 2, and 2 more unless N = P. Sent per
-    rank: 2 n (P - 1) / P elements, n more by a rank that another is folded into, and 24 T bytes of dot products
-    K (K + 1) / 2 times; scratch n.
+    With P = 2^K the largest power of two up to N, T tensors. Steps: 2 K + K (K + 1) / 2, and 2 more
+    unless N = P. Sent per rank: 2 n (P - 1) / P elements, n more by a rank that another is folded
+    into, and 24 T bytes of dot products K (K + 1) / 2 times; scratch n.
     """
     bounds = tuple(boundaries) or (0, len(buffer))
     if group.size == 1:
         kernel.combine(buffer, (buffer,), last=True)
         return
-    core, partner = fold(group)
-    if core is None:
-        yield from be_folded(buffer, partner)
+    core, into, takes = fold(group)
+    if into is not None:
+        yield from be_folded(buffer, into)
         return
     scratch = kernel.empty(len(buffer))
-    if partner is not None:
-        yield Wait(((yield Recv(scratch, partner)),))
-        _blend(kernel, bounds, 0, buffer, scratch, buffer, _dots(kernel, bounds, 0, buffer, scratch))
+    if takes is not None:
+        yield Wait(((yield Recv(scratch, takes)),))
+        _blend(
+            kernel, bounds, 0, buffer, scratch, buffer, _dots(kernel, bounds, 0, buffer, scratch)
+        )
     offsets = even_offsets(len(buffer), core.size)
     low, high = 0, core.size
     distance = 1
@@ -73,7 +78,9 @@ def adasum_allreduce(
         other = core.ranks[core.index ^ distance]
         middle = (low + high) // 2
         keeps_upper = bool(core.index & distance)
-        kept, given = ((middle, high), (low, middle)) if keeps_upper else ((low, middle), (middle, high))
+        kept, given = (
+            ((middle, high), (low, middle)) if keeps_upper else ((low, middle), (middle, high))
+        )
         start = offsets[kept[0]]
         mine = buffer[start : offsets[kept[1]]]
         theirs = scratch[: len(mine)]
@@ -88,16 +95,21 @@ def adasum_allreduce(
     own = buffer[offsets[low] : offsets[high]]
     kernel.combine(own, (own,), last=True)
     yield from doubling_allgather(core, buffer, offsets, low)
-    if partner is not None:
-        yield Wait(((yield Send(buffer, partner)),))
+    if takes is not None:
+        yield Wait(((yield Send(buffer, takes)),))
 
 
-def _tensors_within(bounds: Sequence[int], start: int, elements: int) -> Iterator[tuple[int, slice]]:
+def _tensors_within(
+    bounds: Sequence[int], start: int, elements: int
+) -> Iterator[tuple[int, slice]]:
     """Which tensors lie in ``elements`` from ``start`` on, and where, counted from ``start``."""
     stop = start + elements
     tensor = max(0, bisect.bisect_right(bounds, start) - 1)
     while tensor < len(bounds) - 1 and bounds[tensor] < stop:
-        yield tensor, slice(max(bounds[tensor], start) - start, min(bounds[tensor + 1], stop) - start)
+        yield (
+            tensor,
+            slice(max(bounds[tensor], start) - start, min(bounds[tensor + 1], stop) - start),
+        )
         tensor += 1
 
 
@@ -106,7 +118,11 @@ def _dots(kernel: Kernel, bounds: Sequence[int], start: int, a: Array, b: Array)
     dots = np.zeros((len(bounds) - 1, 3))
     for tensor, span in _tensors_within(bounds, start, len(a)):
         left, right = a[span], b[span]
-        dots[tensor] = kernel.inner(left, right), kernel.inner(left, left), kernel.inner(right, right)
+        dots[tensor] = (
+            kernel.inner(left, right),
+            kernel.inner(left, left),
+            kernel.inner(right, right),
+        )
     return dots.reshape(-1)
 
 
@@ -122,7 +138,13 @@ def _add_up(core: Group, span: int, dots: np.ndarray) -> Schedule:
 
 
 def _blend(
-    kernel: Kernel, bounds: Sequence[int], start: int, a: Array, b: Array, out: Array, dots: np.ndarray
+    kernel: Kernel,
+    bounds: Sequence[int],
+    start: int,
+    a: Array,
+    b: Array,
+    out: Array,
+    dots: np.ndarray,
 ) -> None:
     """out = Adasum(a, b), tensor by tensor."""
     by_tensor = dots.reshape(-1, 3)

@@ -1,8 +1,8 @@
 """All-reduce over nodes of several ranks: most bytes stay within a node, few cross the network.
 
-``nodes`` lists the ranks of each node (the transport's numbers), in the same order on every rank. A *lane* is one
-rank of each node; with uneven nodes there are as many lanes as the smallest node has ranks, and the other ranks of
-a larger node take part within their node only.
+``nodes`` lists the ranks of each node (the transport's numbers), in the same order on every rank. A
+*lane* is one rank of each node; with uneven nodes there are as many lanes as the smallest node has
+ranks, and the other ranks of a larger node take part within their node only.
 """
 
 from __future__ import annotations
@@ -65,15 +65,20 @@ def hierarchical_allreduce(
     nodes: Sequence[Sequence[int]],
     segment_elements: int = SEGMENT_ELEMENTS,
 ) -> Schedule:
-    """All-reduce in place: reduce-scatter within the node, a ring per lane across nodes, all-gather within the node.
+    """All-reduce in place: reduce-scatter within the node, a ring per lane across nodes, all-gather
+    within the node.
 
-    With M nodes of L ranks. Steps: 2 (M - 1) across nodes and 2 (L - 1) within. Elements sent per rank: 2 (n/L) (M - 1) / M
-    across and 2 n (L - 1) / L within; all lanes of a node together send 2 n (M - 1) / M, and use the port at once.
+    With M nodes of L ranks. Steps: 2 (M - 1) across nodes and 2 (L - 1) within. Elements sent per
+    rank: 2 (n/L) (M - 1) / M across and 2 n (L - 1) / L within; all lanes of a node together send 2
+    n (M - 1) / M, and use the port at once.
     Wins for large messages on nodes of several ranks.
-    Source: Jia et al., "Highly scalable deep learning training system with mixed-precision", arXiv:1807.11205, 2018.
+    Source: Jia et al., "Highly scalable deep learning training system with mixed-precision",
+    arXiv:1807.11205, 2018.
     """
     node, lane, counts = place(group, nodes, len(buffer))
-    yield from ring_reduce_scatter(node, buffer, counts, kernel, segment_elements=segment_elements, last=False)
+    yield from ring_reduce_scatter(
+        node, buffer, counts, kernel, segment_elements=segment_elements, last=False
+    )
     if lane is not None:
         offsets = offsets_of(counts)
         chunk = buffer[offsets[node.index] : offsets[node.index + 1]]

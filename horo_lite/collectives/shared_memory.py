@@ -1,8 +1,9 @@
-"""All-reduce between the ranks of a node through memory that all of them have mapped: no messages but fences.
+"""All-reduce between the ranks of a node through memory that all of them have mapped: no messages
+but fences.
 
-Each rank reduces its own slice straight from everyone's buffers, in rank order and all at once (so wide kernels are
-served), and reads back the others' slices. A fence is a dissemination barrier of empty messages; besides keeping the
-order, it is what makes one rank's writes visible to another.
+Each rank reduces its own slice straight from everyone's buffers, in rank order and all at once (so
+wide kernels are served), and reads back the others' slices. A fence is a dissemination barrier of
+empty messages; besides keeping the order, it is what makes one rank's writes visible to another.
 
 - *ready*: nobody reduces before all have written their input.
 - *reduced*: nobody reads back before all slices are done.
@@ -29,7 +30,9 @@ def _fences_cost(size: int, fences: int) -> int:
 
 def _resident_cost(work: Work) -> Cost:
     rounds = _fences_cost(work.size, 3)
-    return Cost(0, rounds, 0, combined=work.size * -(-work.elements // work.size), local_steps=rounds)
+    return Cost(
+        0, rounds, 0, combined=work.size * -(-work.elements // work.size), local_steps=rounds
+    )
 
 
 def _resident_hierarchical_cost(work: Work) -> Cost:
@@ -50,19 +53,25 @@ def _resident_hierarchical_cost(work: Work) -> Cost:
 def _shared_cost(work: Work) -> Cost:
     """With staging areas of three segments."""
     rounds = _fences_cost(work.size, segments_of(work.elements, work.segment_elements) + 2)
-    return Cost(0, rounds, 0, combined=work.size * -(-work.elements // work.size), local_steps=rounds)
+    return Cost(
+        0, rounds, 0, combined=work.size * -(-work.elements // work.size), local_steps=rounds
+    )
 
 
 @register("resident_allreduce", "flat", cost=_resident_cost)
-def resident_allreduce(group: Group, mine: Array, peers: Sequence[Array], kernel: Kernel) -> Schedule:
+def resident_allreduce(
+    group: Group, mine: Array, peers: Sequence[Array], kernel: Kernel
+) -> Schedule:
     """All-reduce in place of buckets that all ranks of the node have mapped.
 
     Args:
         mine: this rank's bucket.
-        peers: all members' buckets in order, this rank's own (``mine`` or another mapping of it) included.
+        peers: all members' buckets in order, this rank's own (``mine`` or another mapping of it)
+            included.
 
-    Steps: 3 fences of ceil(log2 N) empty messages. Sent: nothing. A rank reads n elements to reduce and n (N - 1) / N to read back, and
-    writes n. Wins on one node wherever the buckets can be shared.
+    Steps: 3 fences of ceil(log2 N) empty messages. Sent: nothing. A rank reads n elements to reduce
+    and n (N - 1) / N to read back, and writes n. Wins on one node wherever the buckets can be
+    shared.
     """
     offsets = even_offsets(len(mine), group.size)
     yield from dissemination_barrier(group)  # ready
@@ -82,14 +91,17 @@ def resident_hierarchical_allreduce(
     nodes: Sequence[Sequence[int]],
     segment_elements: int = SEGMENT_ELEMENTS,
 ) -> Schedule:
-    """The same over several nodes: reduce slices in shared memory, one ring per lane across nodes, read back.
+    """The same over several nodes: reduce slices in shared memory, one ring per lane across nodes,
+    read back.
 
     Args:
         peers: the buckets of the ranks of this rank's node, in the node's order.
         nodes: the ranks of each node; with uneven nodes the smallest says how many lanes there are.
 
-    With M nodes of L ranks. Steps: 2 (M - 1) across nodes and 3 fences within. Elements sent per rank: 2 (n / L) (M - 1) / M.
-    Wins on several nodes wherever the buckets can be shared: two ranks a node take no longer than one.
+    With M nodes of L ranks. Steps: 2 (M - 1) across nodes and 3 fences within. Elements sent per
+    rank: 2 (n / L) (M - 1) / M.
+    Wins on several nodes wherever the buckets can be shared: two ranks a node take no longer than
+    one.
     """
     node, lane, counts = place(group, nodes, len(mine))
     offsets = offsets_of(counts)
@@ -104,20 +116,25 @@ def resident_hierarchical_allreduce(
 
 
 @register("allreduce", "shared", cost=_shared_cost)
-def shared_allreduce(group: Group, buffer: Array, kernel: Kernel, *, staging: Sequence[Array]) -> Schedule:
+def shared_allreduce(
+    group: Group, buffer: Array, kernel: Kernel, *, staging: Sequence[Array]
+) -> Schedule:
     """All-reduce in place of ordinary memory, through a smaller staging area of each rank.
 
     Args:
-        staging: all members' staging areas in order, of one length of at least 3 elements, mapped by all and of the
+        staging: all members' staging areas in order, of one length of at least 3 elements, mapped
+            by all and of the
             buffer's type.
 
-    The buffer passes in P pieces of a third of the area, which should fit a cache. While others still reduce piece k, a
-    rank copies in piece k+1; while others still read back piece k, it reduces piece k+1 and copies in piece k+2. That
-    takes three areas in turn, but one fence a piece: it says at once that piece k is reduced, that piece k+1 is ready
-    and that piece k-1 was read, whose area then takes piece k+2.
+    The buffer passes in P pieces of a third of the area, which should fit a cache. While others
+    still reduce piece k, a rank copies in piece k+1; while others still read back piece k, it
+    reduces piece k+1 and copies in piece k+2. That takes three areas in turn, but one fence a
+    piece: it says at once that piece k is reduced, that piece k+1 is ready and that piece k-1 was
+    read, whose area then takes piece k+2.
 
-    Steps: P + 2 fences of ceil(log2 N) empty messages. Sent: nothing. Beside the reduction each rank copies n (N - 1) / N elements in
-    and n out. Wins on one node for all but the smallest messages.
+    Steps: P + 2 fences of ceil(log2 N) empty messages. Sent: nothing. Beside the reduction each
+    rank copies n (N - 1) / N elements in and n out. Wins on one node for all but the smallest
+    messages.
     """
     if group.size == 1:
         kernel.combine(buffer, (buffer,), last=True)
@@ -130,7 +147,11 @@ def shared_allreduce(group: Group, buffer: Array, kernel: Kernel, *, staging: Se
         """Piece k of the buffer, everyone's staging area for it, and the slices of its owners."""
         piece = buffer[bounds[k] : bounds[k + 1]]
         start = k % 3 * piece_elements
-        return piece, [area[start : start + len(piece)] for area in staging], even_offsets(len(piece), group.size)
+        return (
+            piece,
+            [area[start : start + len(piece)] for area in staging],
+            even_offsets(len(piece), group.size),
+        )
 
     def copy_in(k: int) -> None:
         piece, areas, offsets = piece_of(k)
@@ -157,7 +178,12 @@ def shared_allreduce(group: Group, buffer: Array, kernel: Kernel, *, staging: Se
 
 
 def _reduce_slice(
-    group: Group, mine: Array, peers: Sequence[Array], offsets: Sequence[int], kernel: Kernel, last: bool
+    group: Group,
+    mine: Array,
+    peers: Sequence[Array],
+    offsets: Sequence[int],
+    kernel: Kernel,
+    last: bool,
 ) -> None:
     """Reduce this rank's slice from all buffers into its own one."""
     part = slice(offsets[group.index], offsets[group.index + 1])
@@ -166,8 +192,10 @@ def _reduce_slice(
     kernel.combine(mine[part], inputs, last)
 
 
-def _read_back(group: Group, mine: Array, peers: Sequence[Array], offsets: Sequence[int], kernel: Kernel) -> None:
-    """Copy the others' slices, the next member's first: all at the first one's would meet in its cache lines."""
+def _read_back(
+    group: Group, mine: Array, peers: Sequence[Array], offsets: Sequence[int], kernel: Kernel
+) -> None:
+    """Copy the others' slices, the next member's first, so that not all read the same one."""
     for distance in range(1, group.size):
         member = (group.index + distance) % group.size
         part = slice(offsets[member], offsets[member + 1])

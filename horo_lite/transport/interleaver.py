@@ -1,13 +1,15 @@
-"""Runs the schedules of N virtual ranks in a random order, to find fences that are missing and orders that are wrong.
+"""Runs the schedules of N virtual ranks in a random order, to find fences that are missing and
+orders that are wrong.
 
 ::
 
-    Interleaver(4, seed=7).run(lambda rank: resident_allreduce(group(rank), buckets[rank], buckets, kernel))
+    Interleaver(4, seed=7).run(lambda rank: resident_allreduce(group(rank), buckets[rank], buckets,
+    kernel))
 
-Whatever MPI may do, it does sooner or later: any rank that can go on may be next; a message's data is taken from the
-sender's buffer and put into the receiver's at any moment after both have posted it; or the sender is told at once that
-its message has left. In each run some ranks and messages are up to a thousand times slower than others, so that
-one is far ahead where nothing holds it back.
+Whatever MPI may do, it does sooner or later: any rank that can go on may be next; a message's data
+is taken from the sender's buffer and put into the receiver's at any moment after both have posted
+it; or the sender is told at once that its message has left. In each run some ranks and messages are
+up to a thousand times slower than others, so that one is far ahead where nothing holds it back.
 """
 
 from __future__ import annotations
@@ -61,21 +63,25 @@ class Interleaver:
 
         Raises:
             DeadlockError: no rank can go on.
-            MessageMismatchError: lengths differ, or a message was left over.
+            MessageMismatchError: lengths differ, or a message was left over or not waited for.
         """
-        schedules = [program(rank) for rank in range(self.size)]
+        made = [program(rank) for rank in range(self.size)]
+        schedules = {rank: schedule for rank, schedule in enumerate(made) if schedule is not None}
         self._channels: dict[tuple[int, int], deque[_Half]] = {}
         self._matched: list[tuple[_Half, _Half]] = []
         self._natives: list[tuple[int, Native]] = []
         self._waits: dict[int, Sequence[_Half]] = {}
+        self._open: list[set[_Half]] = [set() for _ in range(self.size)]  # not yet waited for
         results: list[Any] = [None] * self.size
         replies: list[Any] = [None] * self.size
-        live = {rank for rank, schedule in enumerate(schedules) if schedule is not None}
+        live = set(schedules)
         while live:
             runnable = [rank for rank in sorted(live) if self._can_go_on(rank)]
             choices = runnable + self._matched
             if not choices:
-                waits = "; ".join(f"rank {rank} waits for {self._describe(rank)}" for rank in sorted(live))
+                waits = "; ".join(
+                    f"rank {rank} waits for {self._describe(rank)}" for rank in sorted(live)
+                )
                 raise DeadlockError(f"no rank can go on: {waits}")
             weights = [self._pace[rank] for rank in runnable]
             weights += [self._pace[recv.rank] for _, recv in self._matched]
@@ -88,30 +94,46 @@ class Interleaver:
             except StopIteration as stop:
                 results[choice] = stop.value
                 live.remove(choice)
+                self._check_waited(choice)
             else:
                 self._waits[choice] = ()
                 replies[choice] = self._carry_out(choice, instruction)
         for queue in self._channels.values():
             for half in queue:
-                raise MessageMismatchError(f"rank {half.rank} and rank {half.peer} disagree about a message")
+                raise MessageMismatchError(
+                    f"rank {half.rank} and rank {half.peer} disagree about a message"
+                )
         return results
+
+    def _check_waited(self, rank: int) -> None:
+        for half in self._open[rank]:
+            raise MessageMismatchError(
+                f"rank {rank} ended without waiting for what it {'sent to' if half.sends else 'asked from'} "
+                f"rank {half.peer}"
+            )
 
     def _can_go_on(self, rank: int) -> bool:
         return all(half.complete for half in self._waits.get(rank, ()))
 
     def _describe(self, rank: int) -> str:
         waits = [half for half in self._waits[rank] if not half.complete]
-        return " and ".join(f"{'taking by' if half.sends else 'a message from'} rank {half.peer}" for half in waits)
+        return " and ".join(
+            f"{'taking by' if half.sends else 'a message from'} rank {half.peer}" for half in waits
+        )
 
     def _carry_out(self, rank: int, instruction: Any) -> _Half | None:
-        kind = type(instruction)
-        if kind is Send:
-            return self._post(_Half(rank, instruction.buffer, instruction.peer, True))
-        if kind is Recv:
-            return self._post(_Half(rank, instruction.buffer, instruction.peer, False))
-        if kind is Wait:
+        if isinstance(instruction, Send):
+            half = self._post(_Half(rank, instruction.buffer, instruction.peer, True))
+            self._open[rank].add(half)
+            return half
+        if isinstance(instruction, Recv):
+            half = self._post(_Half(rank, instruction.buffer, instruction.peer, False))
+            self._open[rank].add(half)
+            return half
+        if isinstance(instruction, Wait):
             self._waits[rank] = tuple(instruction.tokens)
-        elif kind is Exchange:
+            self._open[rank].difference_update(instruction.tokens)
+        elif isinstance(instruction, Exchange):
             self._waits[rank] = (
                 self._post(_Half(rank, instruction.outgoing, instruction.dst, True)),
                 self._post(_Half(rank, instruction.incoming, instruction.src, False)),

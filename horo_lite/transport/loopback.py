@@ -1,4 +1,5 @@
-"""A transport between N ranks of one process, so that N engines run in one unit test without mpirun.
+"""A transport between N ranks of one process, so that N engines run in one unit test without
+mpirun.
 
 ::
 
@@ -6,8 +7,8 @@
     left, right = network.endpoint(0), network.endpoint(1)
     token = left.send(array, peer=1, tag=5)
 
-Polled like MPI: nothing moves but inside ``done`` and ``probe``. With a seed, messages arrive after a random number of
-polls, which finds code that takes an order of arrival for granted.
+Polled like MPI: nothing moves but inside ``done`` and ``probe``. With a seed, messages arrive after
+a random number of polls, which finds code that takes an order of arrival for granted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from collections.abc import Sequence
 
 from horo_lite.errors import HorovodInternalError, PeerLostError
 from horo_lite.interfaces import Array, Message, Native
-from horo_lite.transport.simulator import MessageMismatchError, carry_out_native, copy_bytes, snapshot
+from horo_lite.transport.simulator import (
+    MessageMismatchError,
+    carry_out_native,
+    copy_bytes,
+    snapshot,
+)
 
 
 class _Token:
@@ -35,7 +41,7 @@ class _Token:
 
 
 class _Space:
-    """One message space: what has been sent and asked for among its members, by their ranks in it."""
+    """One message space: what its members, by their ranks in it, have sent and asked for."""
 
     def __init__(self, network: LoopbackNetwork, members: tuple[int, ...]) -> None:
         self.network = network
@@ -88,7 +94,8 @@ class LoopbackNetwork:
     def __init__(self, size: int, *, eager_bytes: int = 1024, seed: int | None = None) -> None:
         self.size = size
         self.eager_bytes = eager_bytes
-        # Engines under test may have threads of their own, and each holds only its own progress lock.
+        # Engines under test may have threads of their own, and each holds only its own progress
+        # lock.
         self.lock = threading.RLock()
         self.lost: set[int] = set()
         self._random = random.Random(seed) if seed is not None else None
@@ -144,7 +151,9 @@ class LoopbackEndpoint:
             token = self._begin(range(self.size), tag, instruction.buffer)
             entered = self._space.natives.setdefault(tag, {})
             if self.rank in entered:
-                raise HorovodInternalError(f"rank {self.rank} began a second native operation with tag {tag}")
+                raise HorovodInternalError(
+                    f"rank {self.rank} began a second native operation with tag {tag}"
+                )
             entered[self.rank] = (token, instruction)
             if len(entered) == self.size:
                 del self._space.natives[tag]
@@ -165,7 +174,9 @@ class LoopbackEndpoint:
             for token in pending:
                 for peer in token.peers:
                     if self._space.members[peer] in self._space.network.lost:
-                        raise PeerLostError(f"rank {self.rank} waits for rank {peer}, which is lost")
+                        raise PeerLostError(
+                            f"rank {self.rank} waits for rank {peer}, which is lost"
+                        )
             return not pending
 
     def probe(self, tag: int | None = None) -> Message | None:
@@ -178,7 +189,7 @@ class LoopbackEndpoint:
             return None
 
     def subgroup(self, ranks: Sequence[int]) -> LoopbackEndpoint | None:
-        """The n-th call on each rank makes, or joins, the n-th subgroup; nobody waits for the others."""
+        """The n-th call on each rank makes, or joins, the n-th subgroup; nobody waits."""
         with self._lock:
             space, ordinal = self._space, self._subgroups
             self._subgroups += 1
@@ -203,7 +214,9 @@ class LoopbackEndpoint:
             self._space.deliver()
             pending = [token for token in self._tokens if not token.complete]
             if pending:
-                raise HorovodInternalError(f"rank {self.rank} closes its transport with {len(pending)} operations open")
+                raise HorovodInternalError(
+                    f"rank {self.rank} closes its transport with {len(pending)} operations open"
+                )
             self._open = False
 
     def _begin(self, peers: Sequence[int], tag: int, buffer: Array) -> _Token:
