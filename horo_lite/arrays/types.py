@@ -42,9 +42,6 @@ def is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-_NAMES: dict[Any, str] = {}  # by numpy or torch dtype: numpy takes 2 us to spell a name
-
-
 def type_name(array: Any) -> str:
     """The name of an array's or a tensor's element type.
 
@@ -52,19 +49,15 @@ def type_name(array: Any) -> str:
         ArgumentTypeError: the type is not supported; names it.
     """
     if is_torch(array):
-        dtype = array.dtype
-        if dtype not in _NAMES:
-            _NAMES[dtype] = checked(str(dtype).removeprefix("torch."))
+        name = str(array.dtype).removeprefix("torch.")
     elif isinstance(array, (np.ndarray, np.generic)):
-        dtype = array.dtype
-        if dtype not in _NAMES:
-            _NAMES[dtype] = checked(dtype.name)
+        name = array.dtype.name
     else:
         raise ArgumentTypeError(
             f"expected a numpy array or a torch tensor, got {type(array).__name__}; "
             "numpy.asarray() makes one"
         )
-    return _NAMES[dtype]
+    return checked(name)
 
 
 def checked(name: str) -> str:

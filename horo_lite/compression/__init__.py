@@ -7,11 +7,14 @@ each method's formula, source and cost.
 
 from __future__ import annotations
 
+from horo_lite.compression import wrappers
 from horo_lite.compression.base import Frozen, Method
 from horo_lite.compression.casts import BFloat16, Float16, NoCompression
+from horo_lite.compression.lowrank import PowerSGD
+from horo_lite.compression.quantize import QSGD, Float8, Int8, Natural, TernGrad
 from horo_lite.compression.resolve import is_compression, resolve, with_feedback
-from horo_lite.compression.signs import Sign
-from horo_lite.compression.sparse import TopK
+from horo_lite.compression.signs import OneBit, Sign, Signum
+from horo_lite.compression.sparse import DGC, RandomK, Threshold, TopK
 from horo_lite.interfaces import CompressorRequest, GatherRequest, SumRequest
 
 __all__ = ["Compression", "Frozen", "Method", "is_compression", "payload_bytes", "resolve"]
@@ -26,10 +29,24 @@ class Compression:
     none = NoCompression
     fp16 = Float16
     bf16 = BFloat16
+    fp8 = Float8
+    int8 = Int8
+    qsgd = QSGD
+    terngrad = TernGrad
+    natural = Natural
     sign = Sign
+    signum = Signum
+    onebit = OneBit
     topk = TopK
+    randomk = RandomK
+    threshold = Threshold
+    dgc = DGC
+    powersgd = PowerSGD
 
     with_feedback = staticmethod(with_feedback)
+    min_size = staticmethod(wrappers.min_size)
+    per_layer = staticmethod(wrappers.per_layer)
+    warmup = staticmethod(wrappers.warmup)
 
 
 def payload_bytes(request: CompressorRequest) -> int:

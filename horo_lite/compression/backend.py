@@ -71,6 +71,10 @@ class NumpyBackend:
         """out[:] = source, whatever their types; floats are truncated toward zero on the way to integers."""
         np.copyto(out, source, casting="unsafe")
 
+    def copy(self, array: Array) -> Array:
+        """The same values in memory of their own."""
+        return array.copy()
+
     def join(self, arrays: Sequence[Array]) -> Array:
         """The arrays one after another: a view where they lie so in memory, else a copy. Not to be written to."""
         if len(arrays) == 1:
@@ -161,7 +165,9 @@ class NumpyBackend:
         return values
 
     def orthonormal(self, matrix: Array) -> Array:
-        """An orthonormal basis of the columns; any basis where the columns are dependent or zero (Householder QR)."""
+        """A basis of the columns by Householder QR: orthonormal even where they are dependent or zero."""
+        if not np.isfinite(matrix).all():
+            return np.full_like(matrix, np.nan)
         return np.linalg.qr(matrix)[0]
 
     def normal(self, generator: np.random.Generator, elements: int, name: str) -> Array:
@@ -198,6 +204,9 @@ class TorchBackend:
 
     def assign(self, out: Array, source: Array) -> None:
         out.copy_(source)
+
+    def copy(self, array: Array) -> Array:
+        return array.clone()
 
     def join(self, arrays: Sequence[Array]) -> Array:
         return arrays[0] if len(arrays) == 1 else self.xp.cat(list(arrays))
@@ -249,7 +258,8 @@ class TorchBackend:
         return self.xp.from_numpy(values).to(self.device)
 
     def orthonormal(self, matrix: Array) -> Array:
-        return self.xp.linalg.qr(matrix).Q
+        basis = self.xp.linalg.qr(self.xp.nan_to_num(matrix)).Q
+        return self.xp.where(self.xp.isfinite(matrix).all(), basis, self.xp.nan)
 
     def normal(self, generator: Any, elements: int, name: str) -> Array:
         return self.empty(elements, name).normal_(generator=generator)

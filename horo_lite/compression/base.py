@@ -14,23 +14,33 @@ key                 value                                                    kep
 ``server_start``    where in the gradient that chunk starts                  onebit
 ``warm_start``      the right factor Q of the last step                      powersgd
 ``draws``           how often random numbers were drawn                      stochastic
-``warmup_steps``    steps done so far                                        warmup, dgc
+``warmup_steps``    steps done so far                                        warmup
+``sparsity_steps``  steps done so far                                        dgc
 =================== ======================================================== ==============
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from horo_lite.arrays import type_name
 from horo_lite.compression.backend import Backend, backend_of, is_floating, work_type
 from horo_lite.errors import ArgumentError
-from horo_lite.interfaces import Array, CompressorRequest, Group, Parameter, Reduced, SumRequest
+from horo_lite.interfaces import (
+    Array,
+    Compressor,
+    CompressorRequest,
+    Group,
+    Parameter,
+    Reduced,
+    SumRequest,
+)
 
 State = MutableMapping[str, Any]
 Exchange = Generator[CompressorRequest, Any, Reduced]
@@ -89,6 +99,12 @@ class Bucket:
         """``own`` in a type that can be computed in."""
         return self.backend.convert(self.own, self.work_type)
 
+    def replaced(self, flat: Array) -> Bucket:
+        """The same bucket with other values, in its work type."""
+        other = copy.copy(self)
+        other.own = other.flat = flat
+        return other
+
     def reduced(self, mean: Array, contributed: Callable[[], Array]) -> Reduced:
         """The result, from the flat mean and a function that computes this rank's flat contribution if it is asked."""
         split = self.layout.split
@@ -126,6 +142,9 @@ class Method:
         parameters: set by ``bind``: names and shapes of the bucket's parameters, empty where unknown.
     """
 
+    own_feedback: ClassVar[bool] = False
+    """True where a method keeps its residual itself, because feedback around it would come in the wrong place."""
+
     parameters: tuple[Parameter, ...] = dataclasses.field(default=(), kw_only=True, compare=False)
 
     def __repr__(self) -> str:
@@ -133,7 +152,7 @@ class Method:
         values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields)
         return f"{type(self).__name__}({values})"
 
-    def bind(self: _Self, parameters: Sequence[Parameter]) -> _Self:
+    def bind(self, parameters: Sequence[Parameter]) -> Compressor:
         return dataclasses.replace(self, parameters=tuple(parameters))
 
     def contraction(self: _Self) -> _Self:

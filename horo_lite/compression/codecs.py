@@ -33,12 +33,14 @@ class Codec:
         """The size of one gradient's codes."""
         raise NotImplementedError
 
-    def encode_piece(self, piece: Array, codes: Array, random: Any) -> Any:
+    def encode_piece(self, backend: Backend, piece: Array, codes: Array, random: Any) -> Any:
         """Fill ``codes`` (bytes) from a non-empty flat array; returns its scale."""
         raise NotImplementedError
 
-    def decode_piece(self, scale: Any, codes: Array, out: Array) -> None:
-        """Fill ``out`` from codes and scale."""
+    def decode_piece(
+        self, backend: Backend, name: str, scale: Any, codes: Array, out: Array
+    ) -> None:
+        """Fill ``out``, which has the type ``name``, from codes and scale."""
         raise NotImplementedError
 
     def payload_bytes(self, layout: Layout, name: str) -> int:
@@ -52,7 +54,7 @@ class Codec:
         payload = backend.empty(self.payload_bytes(layout, name), "uint8")
         scales, all_codes = self._columns(payload, layout, name, backend)
         for index, (piece, codes) in enumerate(zip(layout.split(flat), all_codes, strict=True)):
-            scale = self.encode_piece(piece, codes, random) if len(piece) else 0.0
+            scale = self.encode_piece(backend, piece, codes, random) if len(piece) else 0.0
             if self.scaled:
                 scales[index] = scale
         return payload
@@ -65,7 +67,9 @@ class Codec:
         scales, all_codes = self._columns(payload, layout, name, backend)
         for index, (piece, codes) in enumerate(zip(layout.split(out), all_codes, strict=True)):
             if len(piece):
-                self.decode_piece(scales[index] if self.scaled else None, codes, piece)
+                self.decode_piece(
+                    backend, name, scales[index] if self.scaled else None, codes, piece
+                )
         return out
 
     def _scale_bytes(self, layout: Layout, name: str) -> int:
@@ -86,20 +90,20 @@ class SignCodec(Codec):
     def code_bytes(self, elements: int) -> int:
         return -(-elements // 8)
 
-    def encode_piece(self, piece: Array, codes: Array, random: Any) -> Any:
-        backend = backend_of(piece)
+    def encode_piece(self, backend: Backend, piece: Array, codes: Array, random: Any) -> Any:
         for cut in backend.blocks(len(piece)):
             packed = backend.pack_bits(piece[cut] < 0)
             codes[cut.start // 8 : cut.start // 8 + len(packed)] = packed
-        return self.scale(piece)
+        return self.scale(backend, piece)
 
-    def scale(self, piece: Array) -> Any:
+    def scale(self, backend: Backend, piece: Array) -> Any:
         """The magnitude that every element decodes to: of all constants, the nearest to the piece."""
-        return backend_of(piece).mean_abs(piece)
+        return backend.mean_abs(piece)
 
-    def decode_piece(self, scale: Any, codes: Array, out: Array) -> None:
-        backend = backend_of(out)
-        table = _sign_table(type_name(out))
+    def decode_piece(
+        self, backend: Backend, name: str, scale: Any, codes: Array, out: Array
+    ) -> None:
+        table = _sign_table(name)
         for cut in backend.blocks(len(out)):
             block = out[cut]
             signs = backend.take(table, codes[cut.start // 8 : -(-cut.stop // 8)]).reshape(-1)
@@ -110,8 +114,7 @@ class SignCodec(Codec):
 class VoteCodec(SignCodec):
     """One bit per element that decodes to 1 or -1, whatever the magnitudes: a vote. All zeros decode to zeros."""
 
-    def scale(self, piece: Array) -> Any:
-        backend = backend_of(piece)
+    def scale(self, backend: Backend, piece: Array) -> Any:
         peak = backend.peak(piece)
         return backend.xp.where(peak - peak == 0, backend.xp.sign(peak), peak - peak)
 
@@ -146,12 +149,11 @@ class UniformCodec(Codec):
     def code_bytes(self, elements: int) -> int:
         return -(-elements * self.bits // 8)
 
-    def encode_piece(self, piece: Array, codes: Array, random: Any) -> Any:
-        backend = backend_of(piece)
-        top = self._top(piece, backend)
+    def encode_piece(self, backend: Backend, piece: Array, codes: Array, random: Any) -> Any:
+        top = self._top(backend, piece)
         inverse = backend.xp.where(top >= TINY, self.levels / top, top * 0)
         scratch, noise = backend.scratch(piece), backend.scratch(piece) if self.stochastic else None
-        whole = backend.empty(-(-len(scratch) // 8) * 8, "uint8")
+        whole = backend.zeros(-(-len(scratch) // 8) * 8, "uint8")
         per_byte = 8 // self.bits
         for cut in backend.blocks(len(piece)):
             block = scratch[: cut.stop - cut.start]
@@ -169,7 +171,7 @@ class UniformCodec(Codec):
             codes[first:last] = packed[: last - first]
         return top / self.levels
 
-    def _top(self, piece: Array, backend: Backend) -> Any:
+    def _top(self, backend: Backend, piece: Array) -> Any:
         """The magnitude of the highest level, not finite where the piece is not."""
         if self.norm == "l2":
             return backend.norm(piece)
@@ -192,9 +194,11 @@ class UniformCodec(Codec):
             backend.assign(out, (words | (words >> 6) | (words >> 12) | (words >> 18)) & 0xFF)
         return out
 
-    def decode_piece(self, scale: Any, codes: Array, out: Array) -> None:
-        backend, per_byte = backend_of(out), 8 // self.bits
-        table = _level_table(self.bits, type_name(out))
+    def decode_piece(
+        self, backend: Backend, name: str, scale: Any, codes: Array, out: Array
+    ) -> None:
+        per_byte = 8 // self.bits
+        table = _level_table(self.bits, name)
         for cut in backend.blocks(len(out)):
             block = out[cut]
             part = codes[cut.start // per_byte : -(-cut.stop // per_byte)]
@@ -224,8 +228,7 @@ class Float8Codec(Codec):
     def code_bytes(self, elements: int) -> int:
         return elements
 
-    def encode_piece(self, piece: Array, codes: Array, random: Any) -> Any:
-        backend = backend_of(piece)
+    def encode_piece(self, backend: Backend, piece: Array, codes: Array, random: Any) -> Any:
         peak = backend.peak(piece)
         inverse = backend.xp.where(peak >= TINY, self.TOP / peak, peak * 0)
         floats, scratch = backend.view(codes, "float8_e4m3fn"), backend.scratch(piece)
@@ -234,8 +237,9 @@ class Float8Codec(Codec):
             backend.assign(floats[cut], block)
         return peak / self.TOP
 
-    def decode_piece(self, scale: Any, codes: Array, out: Array) -> None:
-        backend = backend_of(out)
+    def decode_piece(
+        self, backend: Backend, name: str, scale: Any, codes: Array, out: Array
+    ) -> None:
         backend.assign(out, backend.view(codes, "float8_e4m3fn"))
         out *= scale
 
@@ -252,8 +256,8 @@ class PowerOfTwoCodec(Codec):
     def code_bytes(self, elements: int) -> int:
         return elements + -(-elements // 8)
 
-    def encode_piece(self, piece: Array, codes: Array, random: Any) -> Any:
-        backend, elements = backend_of(piece), len(piece)
+    def encode_piece(self, backend: Backend, piece: Array, codes: Array, random: Any) -> Any:
+        elements = len(piece)
         words = backend.view(backend.convert(piece, "float32"), "int32")
         for cut in backend.blocks(elements):
             word = words[cut]
@@ -265,10 +269,12 @@ class PowerOfTwoCodec(Codec):
             codes[first : first + len(signs)] = signs
         return None
 
-    def decode_piece(self, scale: Any, codes: Array, out: Array) -> None:
-        backend, elements = backend_of(out), len(out)
+    def decode_piece(
+        self, backend: Backend, name: str, scale: Any, codes: Array, out: Array
+    ) -> None:
+        elements = len(out)
         exponents, packed = codes[:elements], codes[elements:]
-        powers, signs = _power_table(type_name(out)), _sign_table(type_name(out))
+        powers, signs = _power_table(name), _sign_table(name)
         for cut in backend.blocks(elements):
             block = out[cut]
             negative = backend.take(signs, packed[cut.start // 8 : -(-cut.stop // 8)]).reshape(-1)

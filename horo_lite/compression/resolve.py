@@ -47,9 +47,8 @@ def resolve(compression: Any, to_tensor: Callable[[Array], Any] = np.asarray) ->
     if isinstance(compression, type) and issubclass(compression, Method):
         compression = compression()
     if isinstance(compression, Method):
-        if getattr(compression, "feedback", False):
-            return WithFeedback(compression.contraction())
-        return compression
+        wanted = getattr(compression, "feedback", False) and not compression.own_feedback
+        return WithFeedback(compression.contraction()) if wanted else compression
     if not isinstance(compression, type) and callable(getattr(compression, "reduce", None)):
         return compression if callable(getattr(compression, "bind", None)) else Foreign(compression)
     if _is_horovod_style(compression):

@@ -1,0 +1,172 @@
+"""PowerSGD: each matrix as the product of two thin ones, found by one step of power iteration.
+
+Vogels et al. 2019 (arXiv 1905.13727). Two all-reduces a bucket, on which everything travels by summation:
+``low_rank * (rows + columns)`` floats for a matrix, and vectors whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+from horo_lite.compression.backend import Backend, quiet
+from horo_lite.compression.base import (
+    Bucket,
+    Exchange,
+    Layout,
+    Method,
+    State,
+    check_between,
+    remembered,
+)
+from horo_lite.errors import ArgumentError
+from horo_lite.interfaces import Array, Group, SumRequest
+
+
+class Matrix(NamedTuple):
+    """A gradient that is compressed, and where it is in the bucket."""
+
+    place: int
+    rows: int
+    columns: int
+    low_rank: int
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PowerSGD(Method):
+    """P = M Q, summed and made orthonormal; Q = M^T P, summed; the mean is P Q^T.
+
+    The right factor is kept from step to step (warm start), which makes single steps of power
+    iteration converge to the leading singular vectors. Parameters with one dimension, and matrices
+    that would not shrink by ``min_ratio``, travel uncompressed. Shapes come from ``bind``: without it
+    every gradient is a vector.
+
+    A ``(out, in, height, width)`` kernel is a matrix of ``out`` rows, as in the paper.
+
+    Args:
+        rank: the number of columns of P and Q.
+        min_ratio: compress a matrix only if that makes it so many times smaller.
+        seed: of the first right factor; the same on all ranks.
+        feedback: keep what was not sent for the next step.
+    """
+
+    rank: int = 4
+    min_ratio: float = dataclasses.field(default=2.0, kw_only=True)
+    seed: int = dataclasses.field(default=0, kw_only=True)
+    feedback: bool = dataclasses.field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ArgumentError(
+                f"rank is {self.rank!r}; expected 1 or more, as in Compression.powersgd(4)"
+            )
+        check_between(
+            "min_ratio", self.min_ratio, 0, math.inf, "Compression.powersgd(4, min_ratio=2)"
+        )
+
+    def exchange(self, bucket: Bucket, states: Sequence[State], group: Group) -> Exchange:
+        backend, pieces = bucket.backend, bucket.layout.split(bucket.flat)
+        matrices = self._matrices(bucket.layout)
+        compressed = {m.place for m in matrices}
+        vectors = [p for i, p in enumerate(pieces) if i not in compressed]
+        views = [pieces[m.place].reshape(m.rows, m.columns) for m in matrices]
+        rights = [self._right(m, bucket, states[m.place]) for m in matrices]
+
+        lefts = [
+            _product(view, right).reshape(-1) for view, right in zip(views, rights, strict=True)
+        ]
+        lefts, mean_vectors = yield from _mean(lefts, vectors, backend, group)
+        bases = [
+            backend.orthonormal(_normalised(left.reshape(m.rows, m.low_rank), backend))
+            for left, m in zip(lefts, matrices, strict=True)
+        ]
+        own = [
+            _product(view.T, basis).reshape(-1) for view, basis in zip(views, bases, strict=True)
+        ]
+        means: list[Array] = []
+        if own:
+            means, _ = yield from _mean(own, [], backend, group)
+
+        def assembled(factors: Sequence[Array], rest: Sequence[Array]) -> Array:
+            return _assembled(bucket, matrices, bases, factors, rest)
+
+        mean = assembled(means, mean_vectors)
+        if means and backend.finite(backend.join([*means, *mean_vectors])):
+            for m, factor in zip(matrices, means, strict=True):
+                self._remember(factor, states[m.place], backend)
+        return bucket.reduced(mean, lambda: assembled(own, vectors))
+
+    def _matrices(self, layout: Layout) -> list[Matrix]:
+        """The gradients that pay to compress."""
+        out = []
+        for index, parameter in enumerate(self.parameters):
+            if len(parameter.shape) < 2 or not layout.sizes[index]:
+                continue
+            rows, columns = parameter.shape[0], math.prod(parameter.shape[1:])
+            low_rank = min(self.rank, rows, columns)
+            if rows * columns >= self.min_ratio * low_rank * (rows + columns):
+                out.append(Matrix(index, rows, columns, low_rank))
+        return out
+
+    def _right(self, m: Matrix, bucket: Bucket, state: State) -> Array:
+        """The last step's right factor, or the same random one on all ranks. (columns, low_rank)"""
+        backend, elements = bucket.backend, m.columns * m.low_rank
+        right = remembered(state, "warm_start", elements, backend, bucket.work_type)
+        if right is None:
+            name = zlib.crc32(self.parameters[m.place].name.encode())
+            random = backend.generator(self.seed, name, elements)
+            right = backend.normal(random, elements, bucket.work_type)
+        return right.reshape(m.columns, m.low_rank)
+
+    def _remember(self, factor: Array, state: State, backend: Backend) -> None:
+        """Keep a right factor, but not one of zeros: nothing would ever come out of it again."""
+        scaled = _normalised(factor, backend)
+        if scaled.any():
+            state["warm_start"] = scaled
+
+
+def _mean(
+    packed: Sequence[Array], whole: Sequence[Array], backend: Backend, group: Group
+) -> Generator[SumRequest, Array, tuple[list[Array], list[Array]]]:
+    """The means of factors and of uncompressed gradients, in one request."""
+    arrays = [*packed, *whole]
+    reply = yield SumRequest(backend.join(arrays), 1.0 / group.size)
+    parts = Layout(tuple(len(a) for a in arrays)).split(reply)
+    return parts[: len(packed)], parts[len(packed) :]
+
+
+@quiet
+def _product(a: Array, b: Array) -> Array:
+    return a @ b
+
+
+@quiet
+def _normalised(array: Array, backend: Backend) -> Array:
+    """Divided by the largest magnitude, so that neither powers nor norms of it leave the type's range."""
+    peak = backend.peak(array)
+    return array / backend.xp.where(peak == 0, backend.xp.ones_like(peak), peak)
+
+
+@quiet
+def _assembled(
+    bucket: Bucket,
+    matrices: Sequence[Matrix],
+    bases: Sequence[Array],
+    factors: Sequence[Array],
+    vectors: Sequence[Array],
+) -> Array:
+    """The bucket from its parts, as a new flat array."""
+    out = bucket.backend.empty(bucket.layout.total, bucket.work_type)
+    pieces = bucket.layout.split(out)
+    for m, basis, factor in zip(matrices, bases, factors, strict=True):
+        target = pieces[m.place].reshape(m.rows, m.columns)
+        bucket.backend.xp.matmul(basis, factor.reshape(m.columns, m.low_rank).T, out=target)
+    compressed = {m.place for m in matrices}
+    rest = iter(vectors)
+    for index, piece in enumerate(pieces):
+        if index not in compressed:
+            bucket.backend.assign(piece, next(rest))
+    return out
