@@ -99,14 +99,9 @@ def _flat_tensor(tensor: Any) -> tuple[Any, Array, bool]:
     target = tensor.detach()  # shares storage and is no leaf, so a parameter can be written
     is_view = target.is_contiguous() and not target.is_conj() and not target.is_neg()
     dense = target if is_view else target.resolve_conj().resolve_neg().contiguous()
-    buffer = dense.view(-1)
-    if tensor.device.type == "cpu":
-        buffer = _tensor_as_numpy(buffer)
-    return target, buffer, is_view
-
-
-def _tensor_as_numpy(buffer: Any) -> Array:
-    torch: Any = sys.modules["torch"]
-    if buffer.dtype is torch.bfloat16:
-        return buffer.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
-    return buffer.numpy()
+    if not tensor.is_cpu:
+        return target, dense.view(-1), is_view
+    if dense.dtype is torch.bfloat16:
+        words = dense.view(torch.int16).numpy()
+        return target, words.reshape(-1).view(numpy_dtype("bfloat16")), is_view
+    return target, dense.numpy().reshape(-1), is_view

@@ -133,6 +133,7 @@ def make_kernel(
     postscale: float,
 ) -> ArrayKernel:
     """The kernel for one type and reduction. It holds no state of a call: it serves any thread."""
+    reduction = Reduction(reduction)
     check_supported(name, reduction, prescale, postscale)
     kind = BlockKernel
     if name in INTEGERS:

@@ -45,7 +45,7 @@ class _Blocks(threading.local):
 class NumpyBackend:
     """See ``kernels.Backend``."""
 
-    block_elements = 1 << 15
+    block_elements = 1 << 15  # measured flat from 16 Ki to 128 Ki; torch casts it without threads
 
     def __init__(self) -> None:
         self._blocks = _Blocks()

@@ -48,16 +48,17 @@ def type_name(array: Any) -> str:
     Raises:
         ArgumentTypeError: the type is not supported; names it.
     """
-    if is_torch(array):
-        name = str(array.dtype).removeprefix("torch.")
-    elif isinstance(array, (np.ndarray, np.generic)):
-        name = array.dtype.name
-    else:
-        raise ArgumentTypeError(
-            f"expected a numpy array or a torch tensor, got {type(array).__name__}; "
-            "numpy.asarray() makes one"
-        )
-    return checked(name)
+    if isinstance(array, (np.ndarray, np.generic)) or is_torch(array):
+        return _dtype_name(array.dtype)
+    raise ArgumentTypeError(
+        f"expected a numpy array or a torch tensor, got {type(array).__name__}; "
+        "numpy.asarray() makes one"
+    )
+
+
+@functools.cache  # numpy takes 5 us to name a dtype
+def _dtype_name(dtype: Any) -> str:
+    return checked(dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch."))
 
 
 def checked(name: str) -> str:
@@ -90,4 +91,4 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 def device_name(array: Any) -> str:
     """Where an array lives: "cpu", or torch's name of the device ("cuda:0")."""
-    return str(array.device) if is_torch(array) else "cpu"
+    return str(array.device) if is_torch(array) and not array.is_cpu else "cpu"

@@ -9,6 +9,7 @@ import numpy as np
 
 from horo_lite.arrays.pool import Pool
 
+SMALL_BYTES = 1 << 16
 FLOAT32 = np.dtype(np.float32)
 
 
@@ -17,7 +18,7 @@ def address(array):
 
 
 def test_memory_comes_back_for_the_same_size():
-    pool = Pool()
+    pool = Pool(SMALL_BYTES)
     first = pool.empty(1 << 20, FLOAT32)
     place = address(first)
     del first
@@ -25,7 +26,7 @@ def test_memory_comes_back_for_the_same_size():
 
 
 def test_a_slice_of_a_slice_keeps_the_memory():
-    pool = Pool()
+    pool = Pool(SMALL_BYTES)
     first = pool.empty(1 << 20, FLOAT32)
     part = first[100:][50:60].view(np.int32)
     part[:] = 7
@@ -36,13 +37,13 @@ def test_a_slice_of_a_slice_keeps_the_memory():
 
 
 def test_arrays_in_use_never_share():
-    pool = Pool()
+    pool = Pool(SMALL_BYTES)
     arrays = [pool.empty(1 << 17, FLOAT32) for _ in range(20)]
     assert len({address(array) for array in arrays}) == 20
 
 
 def test_a_much_larger_buffer_is_not_spent_on_a_small_array():
-    pool = Pool()
+    pool = Pool(SMALL_BYTES)
     large = pool.empty(1 << 22, FLOAT32)
     place = address(large)
     del large
@@ -50,7 +51,7 @@ def test_a_much_larger_buffer_is_not_spent_on_a_small_array():
 
 
 def test_the_shelf_is_bounded():
-    pool = Pool(shelf_bytes=4 << 20)
+    pool = Pool(SMALL_BYTES, shelf_bytes=4 << 20)
     arrays = [pool.empty((1 << 18) + 1000 * k, FLOAT32) for k in range(30)]
     del arrays
     pool.empty(1 << 20, FLOAT32)
@@ -58,7 +59,7 @@ def test_the_shelf_is_bounded():
 
 
 def test_lengths_and_types():
-    pool = Pool()
+    pool = Pool(SMALL_BYTES)
     for elements in (0, 1, 1000, 16384, 16385, 100_003):
         for name in ("bool", "float16", "complex128"):
             array = pool.empty(elements, np.dtype(name))
@@ -68,7 +69,7 @@ def test_lengths_and_types():
 
 
 def test_threads_share_one_pool():
-    pool = Pool()
+    pool = Pool(SMALL_BYTES)
     failures = []
 
     def work(number):
@@ -84,3 +85,9 @@ def test_threads_share_one_pool():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_small_arrays_are_left_to_malloc():
+    pool = Pool(SMALL_BYTES)
+    assert pool.empty((SMALL_BYTES >> 2) - 1, FLOAT32).base is None
+    assert pool.empty(SMALL_BYTES >> 2, FLOAT32).base is not None
