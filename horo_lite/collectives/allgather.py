@@ -11,28 +11,32 @@ from horo_lite.interfaces import Array, Group, Recv, Schedule, Send, Wait
 
 def _cost(work: Work) -> Cost:
     rounds = (work.size - 1).bit_length()
-    # A rank sends a range of chunks as one message or, where the range wraps around the end of the buffer, as two.
+    # A rank sends a range of chunks as one message or, where the range wraps around the end of the
+    # buffer, as two.
     return Cost(rounds, 2 * rounds, (work.size - 1) * -(-work.elements // work.size))
 
 
 @register("allgather", "bruck", cost=_cost)
 def bruck_allgather(group: Group, buffer: Array, counts: Sequence[int]) -> Schedule:
-    """All-gather in place, ragged: member i's chunk (``counts[i]`` elements) is in its place on i at the start.
+    """All-gather in place, ragged: member i's chunk (``counts[i]`` elements) is in its place on i
+    at the start.
 
-    In round k everyone holds the chunks of 2^k members, its own first, and sends them (or as many as are still wanted)
-    2^k members back. Chunks go straight to their places, so Bruck's final rotation and its scratch are not needed;
-    in return a range that wraps around takes a second message.
+    In round k everyone holds the chunks of 2^k members, its own first, and sends them (or as many
+    as are still wanted) 2^k members back. Chunks go straight to their places, so Bruck's final
+    rotation and its scratch are not needed; in return a range that wraps around takes a second
+    message.
 
-    Steps: ceil(log2 N), for any N. Elements sent per rank: n (N - 1) / N, with at most 2 ceil(log2 N) messages.
+    Steps: ceil(log2 N), for any N. Elements sent per rank: n (N - 1) / N, with at most 2 ceil(log2
+    N) messages.
     Wins for short messages.
-    Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in multiport
-    message-passing systems", IEEE TPDS 8(11), 1997.
+    Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
+    communications in multiport message-passing systems", IEEE TPDS 8(11), 1997.
     """
     size, index = group.size, group.index
     offsets = offsets_of(counts)
 
     def ranges(first: int, members: int) -> list[Array]:
-        """The chunks of ``members`` members from ``first`` on, around the end: as one view or two."""
+        """The chunks of so many members from ``first`` on, around the end: one view or two."""
         last = first + members
         if last <= size:
             return [buffer[offsets[first] : offsets[last]]]

@@ -1,4 +1,4 @@
-"""Barrier: nobody leaves before all have entered. Also the fence between ranks that share memory."""
+"""Barrier: nobody leaves before all have entered. Also the fence of ranks that share memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def dissemination_barrier(group: Group) -> Schedule:
     """In round k everyone tells the member 2^k further that all it knows of have entered.
 
     Steps: ceil(log2 N), for any N. Elements sent: none, the messages are empty.
-    Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17(1), 1988.
+    Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17(1),
+    1988.
     """
     distance = 1
     while distance < group.size:

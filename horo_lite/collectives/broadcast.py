@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from horo_lite.collectives.partition import even_offsets, segments_of
 from horo_lite.collectives.registry import SEGMENT_ELEMENTS, Cost, Work, register
-from horo_lite.interfaces import Array, Group, Native, Recv, Reduction, Schedule, Send, Wait
+from horo_lite.interfaces import Array, Group, Recv, Schedule, Send, Wait
 
 
 def _binomial_cost(work: Work) -> Cost:
@@ -18,18 +18,18 @@ def _binomial_cost(work: Work) -> Cost:
 def _chain_cost(work: Work) -> Cost:
     segments = segments_of(work.elements, work.segment_elements)
     # The last segment leaves the root after S - 1 others and then takes N - 1 hops.
-    return Cost(work.size - 1, segments if work.size > 1 else 0, work.elements if work.size > 1 else 0)
-
-
-def _native_cost(work: Work) -> Cost:
-    return Cost((work.size - 1).bit_length(), 0, 0)
+    return Cost(
+        work.size - 1, segments if work.size > 1 else 0, work.elements if work.size > 1 else 0
+    )
 
 
 @register("broadcast", "binomial", cost=_binomial_cost)
 def binomial_broadcast(group: Group, buffer: Array, root: int = 0) -> Schedule:
-    """Broadcast along a binomial tree: in round k everyone who has the message sends it 2^k members further.
+    """Broadcast along a binomial tree: in round k everyone who has the message sends it 2^k members
+    further.
 
-    Steps: ceil(log2 N). Elements sent per rank: n ceil(log2 N) by the root, less by others. Wins for small messages.
+    Steps: ceil(log2 N). Elements sent per rank: n ceil(log2 N) by the root, less by others. Wins
+    for small messages.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
     """
     size = group.size
@@ -51,11 +51,14 @@ def binomial_broadcast(group: Group, buffer: Array, root: int = 0) -> Schedule:
 def chain_broadcast(
     group: Group, buffer: Array, root: int = 0, *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    """Broadcast along a chain in S segments: each member passes segment k on while it receives segment k+1.
+    """Broadcast along a chain in S segments: each member passes segment k on while it receives
+    segment k+1.
 
-    Steps: N - 1 hops, filled with S segments: S + N - 2 segment times. Elements sent per rank: n; the last member sends
-    none. Wins for large messages: for S much larger than N it takes the time of sending n once.
-    Source: Saad and Schultz, "Data communication in parallel architectures", Parallel Computing 11(2), 1989.
+    Steps: N - 1 hops, filled with S segments: S + N - 2 segment times. Elements sent per rank: n;
+    the last member sends none. Wins for large messages: for S much larger than N it takes the time
+    of sending n once.
+    Source: Saad and Schultz, "Data communication in parallel architectures", Parallel Computing
+    11(2), 1989.
     """
     size = group.size
     relative = (group.index - root) % size
@@ -74,10 +77,3 @@ def chain_broadcast(
         if relative + 1 < size:
             sends.append((yield Send(piece, after)))
     yield Wait(sends)
-
-
-@register("broadcast", "native", cost=_native_cost)
-def native_broadcast(group: Group, buffer: Array, root: int = 0) -> Schedule:
-    """The MPI library's own broadcast, as a reference; only for a group that is a whole transport."""
-    if group.size > 1:
-        yield Native("broadcast", buffer, Reduction.SUM, group.ranks[root])

@@ -1,19 +1,18 @@
 """Pairwise algorithms: every rank talks to every other directly, in N - 1 rotated rounds.
 
-The owner of a chunk receives it from all others and adds all N inputs at once, in rank order: nothing is rounded on the
-way and the result does not depend on the route. So these serve wide kernels (16-bit floats, integer averages) and
-move no more bytes than a ring.
+The owner of a chunk receives it from all others and adds all N inputs at once, in rank order:
+nothing is rounded on the way and the result does not depend on the route. So these serve wide
+kernels (16-bit floats, integer averages) and move no more bytes than a ring.
 
-Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
-2005 (pairwise exchange).
+Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19(1), 2005 (pairwise exchange).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
-from horo_lite.collectives.partition import chunks, even_counts, offsets_of, segments_of
+from horo_lite.collectives.partition import even_counts, offsets_of, segment_of, segments_of
 from horo_lite.collectives.registry import SEGMENT_ELEMENTS, Cost, Work, register
 from horo_lite.collectives.ring import ring_allgather
 from horo_lite.interfaces import Array, Exchange, Group, Kernel, Recv, Schedule, Send, Token, Wait
@@ -40,13 +39,16 @@ def _alltoall_cost(work: Work) -> Cost:
 def pairwise_allreduce(
     group: Group, buffer: Array, kernel: Kernel, *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    """All-reduce in place: the owner of each chunk adds all N inputs at once, then a ring all-gather.
+    """All-reduce in place: the owner of each chunk adds all N inputs at once, then a ring
+    all-gather.
 
     Steps: N. Elements sent per rank: 2 n (N - 1) / N, the ring's; scratch 2 (N - 1) segments.
     Wins for large messages of 16-bit floats, where a ring would round at each of its hops.
     """
     counts = even_counts(len(buffer), group.size)
-    yield from pairwise_reduce_scatter(group, buffer, counts, kernel, segment_elements=segment_elements)
+    yield from pairwise_reduce_scatter(
+        group, buffer, counts, kernel, segment_elements=segment_elements
+    )
     yield from ring_allgather(group, buffer, counts, segment_elements=segment_elements)
 
 
@@ -59,36 +61,34 @@ def pairwise_reduce_scatter(
     *,
     segment_elements: int = SEGMENT_ELEMENTS,
 ) -> Schedule:
-    """Reduce-scatter in place: member i's chunk (``counts[i]`` elements) becomes the reduction of all; others stay.
+    """Reduce-scatter in place: member i's chunk (``counts[i]`` elements) becomes the reduction of
+    all; others stay.
 
-    Round s sends to the s-th neighbour on the right and receives from the s-th on the left, so that no rank is the
-    target of all at once. Segment k+1 is under way while segment k is being reduced.
+    Round s sends to the s-th neighbour on the right and receives from the s-th on the left, so that
+    no rank is the target of all at once. Segment k+1 is under way while segment k is being reduced.
 
-    Steps: 1, as N - 1 messages are under way at once. Elements sent per rank: n (N - 1) / N; scratch 2 (N - 1) segments.
+    Steps: 1, as N - 1 messages are under way at once. Elements sent per rank: n (N - 1) / N;
+    scratch 2 (N - 1) segments.
     Wins for wide kernels, and for few ranks.
     """
     size, index = group.size, group.index
     offsets = offsets_of(counts)
     segments = segments_of(max(counts), segment_elements)
     scratch_elements = -(-counts[index] // segments)
-    scratch = kernel.empty(2 * (size - 1) * scratch_elements) if size > 1 else None
-
-    def segment_bounds(member: int, segment: int) -> tuple[int, int]:
-        start, length = offsets[member], counts[member]
-        return start + length * segment // segments, start + length * (segment + 1) // segments
+    scratch = kernel.empty(2 * (size - 1) * scratch_elements)
 
     def begin(segment: int) -> Schedule:
         """Post all messages of a segment; returns its inputs in rank order and the tokens."""
-        start, stop = segment_bounds(index, segment)
-        inputs: list[Array] = [buffer[start:stop]] * size
+        mine = buffer[segment_of(offsets, index, segment, segments)]
+        inputs: list[Array] = [mine] * size
         tokens: list[Token] = []
         for distance in range(1, size):
             source, target = (index - distance) % size, (index + distance) % size
             place = ((segment % 2) * (size - 1) + distance - 1) * scratch_elements
-            inputs[source] = scratch[place : place + stop - start]
+            inputs[source] = scratch[place : place + len(mine)]
             tokens.append((yield Recv(inputs[source], group.ranks[source])))
-            outgoing = slice(*segment_bounds(target, segment))
-            tokens.append((yield Send(buffer[outgoing], group.ranks[target])))
+            outgoing = buffer[segment_of(offsets, target, segment, segments)]
+            tokens.append((yield Send(outgoing, group.ranks[target])))
         return inputs, tokens
 
     following = yield from begin(0)
@@ -101,13 +101,15 @@ def pairwise_reduce_scatter(
 
 
 @register("alltoall", "pairwise", cost=_alltoall_cost)
-def pairwise_alltoall(group: Group, outgoing: Sequence[Array], incoming: Sequence[Array]) -> Schedule:
-    """All-to-all: ``outgoing[j]`` goes to member j, ``incoming[j]`` comes from member j; lengths may differ.
+def pairwise_alltoall(
+    group: Group, outgoing: Sequence[Array], incoming: Sequence[Array]
+) -> Schedule:
+    """All-to-all: ``outgoing[j]`` goes to member j, ``incoming[j]`` comes from it, of any lengths.
 
     The two must not overlap. Views of one flat buffer are made by ``partition.chunks``.
 
-    Steps: N - 1. Elements sent per rank: all that is for others. Each round pairs the ranks anew, so links are loaded
-    evenly; it wins wherever bytes matter more than N latencies.
+    Steps: N - 1. Elements sent per rank: all that is for others. Each round pairs the ranks anew,
+    so links are loaded evenly; it wins wherever bytes matter more than N latencies.
     """
     size, index = group.size, group.index
     incoming[index][:] = outgoing[index]

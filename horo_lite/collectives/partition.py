@@ -1,6 +1,7 @@
 """Where each rank's chunk of a flat buffer begins and ends.
 
-Offsets are a tuple of N + 1 numbers: chunk i of ``buffer`` is ``buffer[offsets[i]:offsets[i + 1]]``.
+Offsets are a tuple of N + 1 numbers: chunk i of ``buffer`` is ``buffer[offsets[i]:offsets[i +
+1]]``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from horo_lite.interfaces import Array
 
 @functools.lru_cache(maxsize=4096)
 def even_counts(elements: int, parts: int) -> tuple[int, ...]:
-    """``elements`` in ``parts`` chunks which differ by one element at most, the larger ones first."""
+    """``elements`` in chunks that differ by one element at most, the larger ones first."""
     quotient, remainder = divmod(elements, parts)
     return (quotient + 1,) * remainder + (quotient,) * (parts - remainder)
 
@@ -36,5 +37,12 @@ def chunks(buffer: Array, offsets: Sequence[int]) -> list[Array]:
 
 
 def segments_of(longest_elements: int, segment_elements: int) -> int:
-    """In how many segments chunks travel of which the longest has ``longest_elements``; every chunk has as many."""
+    """In how many segments every chunk travels, the longest one having ``longest_elements``."""
     return max(1, -(-longest_elements // segment_elements))
+
+
+def segment_of(offsets: Sequence[int], chunk: int, segment: int, segments: int) -> slice:
+    """Where one of a chunk's segments lies; they differ by one element at most."""
+    start = offsets[chunk]
+    length = offsets[chunk + 1] - start
+    return slice(start + length * segment // segments, start + length * (segment + 1) // segments)

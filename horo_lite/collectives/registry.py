@@ -5,9 +5,10 @@ A schedule registers itself::
     @register("allreduce", "ring", wide=False, cost=ring_cost)
     def ring_allreduce(group, buffer, kernel, *, segment_elements): ...
 
-and is called through its entry, ``algorithm("allreduce", "ring")(group, buffer, kernel, **context)``. All algorithms of
-one operation take the same positional arguments. The context is what some need and others do not (``nodes``,
-``segment_elements``, ``staging``, ...): the entry hands on what its algorithm has a keyword for.
+and is called through its entry, ``algorithm("allreduce", "ring")(group, buffer, kernel,
+**context)``. All algorithms of one operation take the same positional arguments. The context is
+what some need and others do not (``nodes``, ``segment_elements``, ``staging``, ...): the entry
+hands on what its algorithm has a keyword for.
 """
 
 from __future__ import annotations
@@ -21,31 +22,33 @@ from horo_lite.errors import ArgumentError
 from horo_lite.interfaces import Schedule
 
 SEGMENT_ELEMENTS = 1 << 18
-"""The default length of a segment: 1 MiB of float32, long enough to hide a latency, short enough for a cache."""
+"""The default length of a segment: 1 MiB of float32, which hides a latency and fits a cache."""
 
 
 class Work(NamedTuple):
     """What an operation has to do, as far as its cost depends on it.
 
-    ``elements`` is the length of the whole buffer: for all-gather and reduce-scatter the chunks of all ranks
-    together, for all-to-all and gather what one rank sends.
+    ``elements`` is the length of the whole buffer: for all-gather and reduce-scatter the chunks of
+    all ranks together, for all-to-all and gather what one rank sends.
     """
 
     elements: int
     size: int
     ranks_per_node: int = 1
     segment_elements: int = SEGMENT_ELEMENTS
+    tensors: int = 1
 
 
 class Cost(NamedTuple):
-    """What an algorithm costs the rank that has most to do; exact where the chunks are of equal length.
+    """What an algorithm costs the rank that has most to do; exact where the chunks are of equal
+    length.
 
-    Local steps and elements stay within a node, where the algorithm knows about nodes; the others cross it.
+    Local steps and elements stay within a node, where the algorithm knows about nodes; the others
+    cross it.
     """
 
     steps: int
-    """Messages that wait for one another, on the longest chain (in units of a segment's latency: pipelining fills,
-    but does not lengthen it)."""
+    """Messages that wait for one another, on the longest chain; segments count once."""
     messages: int
     """Messages that this rank sends, local ones included."""
     sent: int
@@ -54,6 +57,8 @@ class Cost(NamedTuple):
     """Elements that pass through its reduction, each input counted."""
     local_steps: int = 0
     local_sent: int = 0
+    control_bytes: int = 0
+    """Bytes sent beside the elements (Adasum's dot products)."""
 
 
 CostFunction = Callable[[Work], Cost]
@@ -75,8 +80,10 @@ class Algorithm:
     """All keywords that it takes."""
 
     def __call__(self, *arguments: Any, **context: Any) -> Schedule:
-        """The schedule for these arguments; a context that the algorithm has no use for is left out."""
-        return self.schedule(*arguments, **{key: value for key, value in context.items() if key in self.takes})
+        """The schedule for these arguments, without the context that it has no keyword for."""
+        return self.schedule(
+            *arguments, **{key: value for key, value in context.items() if key in self.takes}
+        )
 
 
 _REGISTRY: dict[str, dict[str, Algorithm]] = {}
@@ -90,9 +97,15 @@ def register(
     """Enter the decorated schedule under ``operation`` and ``name``."""
 
     def enter(schedule: _ScheduleFunction) -> _ScheduleFunction:
-        keywords = [p for p in inspect.signature(schedule).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        keywords = [
+            p for p in inspect.signature(schedule).parameters.values() if p.kind is p.KEYWORD_ONLY
+        ]
         _REGISTRY.setdefault(operation, {})[name] = Algorithm(
-            operation, name, schedule, cost, wide,
+            operation,
+            name,
+            schedule,
+            cost,
+            wide,
             needs=frozenset(p.name for p in keywords if p.default is p.empty),
             takes=frozenset(p.name for p in keywords),
         )
@@ -110,7 +123,9 @@ def algorithms(operation: str) -> dict[str, Algorithm]:
     try:
         return dict(_REGISTRY[operation])
     except KeyError:
-        raise ArgumentError(f"no operation {operation!r}; there are: {', '.join(sorted(_REGISTRY))}") from None
+        raise ArgumentError(
+            f"no operation {operation!r}; there are: {', '.join(sorted(_REGISTRY))}"
+        ) from None
 
 
 def algorithm(operation: str, name: str) -> Algorithm:
@@ -123,7 +138,9 @@ def algorithm(operation: str, name: str) -> Algorithm:
     try:
         return known[name]
     except KeyError:
-        raise ArgumentError(f"no {operation} algorithm {name!r}; there are: {', '.join(sorted(known))}") from None
+        raise ArgumentError(
+            f"no {operation} algorithm {name!r}; there are: {', '.join(sorted(known))}"
+        ) from None
 
 
 def operations() -> tuple[str, ...]:

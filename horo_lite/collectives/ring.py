@@ -1,10 +1,12 @@
-"""Ring algorithms: every rank sends to its right neighbour and receives from its left one, and nobody else.
+"""Ring algorithms: every rank sends to its right neighbour and receives from its left one, and
+nobody else.
 
-One rotation serves all-reduce, reduce-scatter and all-gather. With N ranks, n elements and chunks of n/N, each step moves
-one chunk by one rank; a chunk of more than ``segment_elements`` travels in S segments, and segment k+1 is received while
-segment k is being reduced.
+One rotation serves all-reduce, reduce-scatter and all-gather. With N ranks, n elements and chunks
+of n/N, each step moves one chunk by one rank; a chunk of more than ``segment_elements`` travels in
+S segments, and segment k+1 is received while segment k is being reduced.
 
-Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
+Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+JPDC 69(2), 2009.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 
-from horo_lite.collectives.partition import even_offsets, offsets_of, segments_of
+from horo_lite.collectives.partition import even_offsets, offsets_of, segment_of, segments_of
 from horo_lite.collectives.registry import SEGMENT_ELEMENTS, Cost, Work, register
-from horo_lite.interfaces import Array, Group, Kernel, Recv, Schedule, Send, Wait
+from horo_lite.interfaces import Array, Group, Kernel, Recv, Schedule, Send, Token, Wait
 
 
 def _rotation_cost(work: Work, steps: int, reducing: int) -> Cost:
@@ -44,7 +46,8 @@ def _allgather_cost(work: Work) -> Cost:
 def ring_allreduce(
     group: Group, buffer: Array, kernel: Kernel, *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    """All-reduce in place: a reduce-scatter, then an all-gather around the same ring, pipelined across the seam.
+    """All-reduce in place: a reduce-scatter, then an all-gather around the same ring, pipelined
+    across the seam.
 
     Steps: 2 (N - 1). Elements sent per rank: 2 n (N - 1) / N, the least possible.
     Wins for large messages; it loads each link evenly, whatever the network.
@@ -53,8 +56,14 @@ def ring_allreduce(
         kernel.combine(buffer, (buffer,), last=True)
         return
     yield from _rotate(
-        group, buffer, even_offsets(len(buffer), group.size), kernel, segment_elements,
-        first=group.index - 1, steps=2 * (group.size - 1), reducing=group.size - 1,
+        group,
+        buffer,
+        even_offsets(len(buffer), group.size),
+        kernel,
+        segment_elements,
+        first=group.index - 1,
+        steps=2 * (group.size - 1),
+        reducing=group.size - 1,
     )
 
 
@@ -68,19 +77,29 @@ def ring_reduce_scatter(
     segment_elements: int = SEGMENT_ELEMENTS,
     last: bool = True,
 ) -> Schedule:
-    """Reduce-scatter in place: afterwards member i's chunk (``counts[i]`` elements) holds the reduction of all.
+    """Reduce-scatter in place: afterwards member i's chunk (``counts[i]`` elements) holds the
+    reduction of all.
 
-    The rest of ``buffer`` holds partial results. ``last=False`` leaves the final scaling to a later stage.
+    The rest of ``buffer`` holds partial results. ``last=False`` leaves the final scaling to a later
+    stage.
 
-    Steps: N - 1. Elements sent per rank: n (N - 1) / N, the least possible. Wins for large messages.
+    Steps: N - 1. Elements sent per rank: n (N - 1) / N, the least possible. Wins for large
+    messages.
     """
     if group.size == 1:
         if last:
             kernel.combine(buffer, (buffer,), last=True)
         return
     yield from _rotate(
-        group, buffer, offsets_of(counts), kernel, segment_elements,
-        first=group.index - 1, steps=group.size - 1, reducing=group.size - 1, last=last,
+        group,
+        buffer,
+        offsets_of(counts),
+        kernel,
+        segment_elements,
+        first=group.index - 1,
+        steps=group.size - 1,
+        reducing=group.size - 1,
+        last=last,
     )
 
 
@@ -88,14 +107,22 @@ def ring_reduce_scatter(
 def ring_allgather(
     group: Group, buffer: Array, counts: Sequence[int], *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    """All-gather in place, ragged: member i's chunk (``counts[i]`` elements) is in its place on i at the start.
+    """All-gather in place, ragged: member i's chunk (``counts[i]`` elements) is in its place on i
+    at the start.
 
-    Steps: N - 1. Elements sent per rank: n (N - 1) / N for n elements over all. Wins for large messages.
+    Steps: N - 1. Elements sent per rank: n (N - 1) / N for n elements over all. Wins for large
+    messages.
     """
     if group.size > 1:
         yield from _rotate(
-            group, buffer, offsets_of(counts), None, segment_elements,
-            first=group.index, steps=group.size - 1, reducing=0,
+            group,
+            buffer,
+            offsets_of(counts),
+            None,
+            segment_elements,
+            first=group.index,
+            steps=group.size - 1,
+            reducing=0,
         )
 
 
@@ -111,10 +138,12 @@ def _rotate(
     reducing: int,
     last: bool = True,
 ) -> Schedule:
-    """Send chunk ``first``, then in each step pass on what came in; in the first ``reducing`` steps, reduce it before.
+    """Send chunk ``first``, then in each step pass on what came in; in the first ``reducing``
+    steps, reduce it before.
 
-    In step s a rank sends chunk ``first - s`` and receives chunk ``first - s - 1``. Items count segments through all
-    steps: item t is received into the place from which, S items later, it is sent on.
+    In step s a rank sends chunk ``first - s`` and receives chunk ``first - s - 1``. Items count
+    segments through all steps: item t is received into the place from which, S items later, it is
+    sent on.
     """
     size = group.size
     left, right = group.ranks[group.index - 1], group.ranks[(group.index + 1) % size]
@@ -124,36 +153,33 @@ def _rotate(
 
     def place(item: int) -> Array:
         step, segment = divmod(item, segments)
-        chunk = (first - step) % size
-        start = offsets[chunk]
-        length = offsets[chunk + 1] - start
-        return buffer[start + length * segment // segments : start + length * (segment + 1) // segments]
+        return buffer[segment_of(offsets, (first - step) % size, segment, segments)]
 
     scratch_elements = -(-longest // segments)
-    scratch = kernel.empty(2 * scratch_elements) if kernel is not None and reducing else None
-    halves = (0, scratch_elements)
+    scratch = kernel.empty(2 * scratch_elements) if kernel is not None else None
 
     def landing(item: int, target: Array) -> Array:
         if scratch is None or item >= reducing_items:
             return target
-        return scratch[halves[item % 2] : halves[item % 2] + len(target)]
+        start = item % 2 * scratch_elements
+        return scratch[start : start + len(target)]
 
-    sends = deque()
+    sends: deque[Token] = deque()
     for item in range(segments):
         sends.append((yield Send(place(item), right)))
     next_target = place(segments)
     next_incoming = landing(0, next_target)
     arrival = yield Recv(next_incoming, left)
     for item in range(items):
-        # Sends are waited for in order, one an item: the region that an all-gather item comes into was sent at least
-        # one item before the one waited for here.
+        # Sends are waited for in order, one an item: the region that an all-gather item comes into
+        # was sent at least one item before the one waited for here.
         yield Wait((arrival, sends.popleft()))
         target, incoming = next_target, next_incoming
         if item + 1 < items:
             next_target = place(item + 1 + segments)
             next_incoming = landing(item + 1, next_target)
             arrival = yield Recv(next_incoming, left)
-        if item < reducing_items:
+        if kernel is not None and item < reducing_items:
             kernel.combine(target, (incoming, target), last and item >= reducing_items - segments)
         if item + segments < items:
             sends.append((yield Send(target, right)))

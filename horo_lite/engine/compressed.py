@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horo_lite.arrays import device_name, is_torch, kernel, type_name
+from horo_lite.arrays import device_name, is_torch, type_name
 from horo_lite.interfaces import (
     AllToAllRequest,
     Array,
@@ -40,15 +40,14 @@ def compressed(
 
 
 def _sum(request: SumRequest, fabric: Fabric) -> Generator[Any, Any, Array]:
-    array = request.array.clone() if is_torch(request.array) else request.array.copy()
-    name = type_name(array)
-    fabric.stats.payload_bytes += array.nbytes
-    arithmetic = kernel(
-        name, Reduction.SUM, fabric.size, postscale=request.scale, device=device_name(array)
+    total = _empty(len(request.array), request.array)
+    total[:] = request.array
+    fabric.stats.payload_bytes += total.nbytes
+    schedule, _ = fabric.allreduce(
+        total, type_name(total), Reduction.SUM, postscale=request.scale, device=device_name(total), staged=False
     )
-    schedule, _ = fabric.allreduce(array, arithmetic, name, Reduction.SUM, staged=False)
     yield from schedule
-    return array
+    return total
 
 
 def _gather(request: GatherRequest, fabric: Fabric) -> Generator[Any, Any, list[Array]]:

@@ -6,6 +6,7 @@ unit tests feed it any order of events. One request and one reply per member and
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 from horo_lite.engine.agreement import Signature, disagreement
@@ -21,18 +22,34 @@ class Key(NamedTuple):
         return self.name if self.counter < 0 else f"{self.name}.{self.counter}"
 
 
+class Agreement:
+    """What all members agreed on once; from then on they ask for it by its number.
+
+    Attributes:
+        number: the same on every member; None where it is not kept (a member had joined).
+        signatures: by member; joined members are missing.
+    """
+
+    __slots__ = ("name", "number", "signatures")
+
+    def __init__(self, name: str, signatures: dict[int, Signature], number: int | None = None) -> None:
+        self.name = name
+        self.signatures = signatures
+        self.number = number
+
+
 class Verdict(NamedTuple):
     """What the members do about one operation.
 
     Attributes:
         key: the operation.
-        signatures: by member; joined members are missing from it.
-        error: why it does not take place; None when it starts now.
+        agreement: what takes place; None when nothing does.
+        error: why it does not take place.
         last_joined: for the end of ``join()``: the member that joined last.
     """
 
     key: Key
-    signatures: dict[int, Signature]
+    agreement: Agreement | None
     error: str | None = None
     last_joined: int = -1
 
@@ -50,15 +67,18 @@ class Coordinator:
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self._ranks = ranks
         self._size = len(ranks)
-        self._table: dict[Key, dict[int, Signature]] = {}
+        self._table: dict[Key, dict[int, Signature | Agreement]] = {}
         self._joined: list[int] = []
+        self._numbers = itertools.count()
 
-    def ask(self, member: int, key: Key, signature: Signature) -> list[Verdict]:
-        """``member`` is ready for an operation. Returns what can be decided now."""
+    def ask(self, member: int, key: Key, asked: Signature | Agreement) -> list[Verdict]:
+        """``member`` is ready for an operation, new or agreed on before. Returns what can be decided now."""
         if key == JOIN:
             return self._join(member)
-        asked = self._table.setdefault(key, {})
-        asked[member] = signature
+        members = self._table.setdefault(key, {})
+        members[member] = asked
+        if len(members) + len(self._joined) < self._size:
+            return []
         verdict = self._decide(key)
         return [] if verdict is None else [verdict]
 
@@ -67,27 +87,40 @@ class Coordinator:
         if len(self._joined) == self._size:
             last = self._joined[-1]
             self._joined.clear()
-            return [Verdict(JOIN, {}, last_joined=last)]
+            return [Verdict(JOIN, None, last_joined=last)]
         verdicts = [self._decide(key) for key in list(self._table)]
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _decide(self, key: Key) -> Verdict | None:
-        asked = self._table[key]
-        if len(asked) + sum(member not in asked for member in self._joined) < self._size:
+        members = self._table[key]
+        if len(members) + sum(member not in members for member in self._joined) < self._size:
             return None
         del self._table[key]
-        signatures = dict(sorted(asked.items()))
+        first = next(iter(members.values()))
+        if isinstance(first, Agreement) and len(members) == self._size:
+            if all(asked is first for asked in members.values()):
+                return Verdict(key, first)
+        signatures = {
+            member: asked.signatures[member] if isinstance(asked, Agreement) else asked
+            for member, asked in sorted(members.items())
+        }
         error = disagreement(str(key), {self._ranks[m]: s for m, s in signatures.items()})
-        if error is None and len(asked) < self._size:
+        complete = len(signatures) == self._size
+        if error is None and not complete:
             error = self._absent_root(key, signatures)
-        return Verdict(key, signatures, error)
+        if error is not None:
+            return Verdict(key, None, error)
+        number = next(self._numbers) if complete else None
+        return Verdict(key, Agreement(key.name, signatures, number))
 
     def _absent_root(self, key: Key, signatures: dict[int, Signature]) -> str | None:
         root = next(iter(signatures.values())).root
         absent = [self._ranks[m] for m in self._joined if m not in signatures]
         if root not in absent:
             return None
-        return f"tensor {str(key)!r}: rank {root} is its root but has called join(): it has nothing to send"
+        return (
+            f"tensor {str(key)!r}: rank {root} is its root but has called join(): it has nothing to send"
+        )
 
     @property
     def waiting(self) -> dict[Key, list[int]]:
@@ -95,7 +128,7 @@ class Coordinator:
         return {
             key: [
                 rank for member, rank in enumerate(self._ranks)
-                if member not in asked and member not in self._joined
+                if member not in members and member not in self._joined
             ]
-            for key, asked in self._table.items()
+            for key, members in self._table.items()
         }

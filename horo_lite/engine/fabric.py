@@ -6,15 +6,16 @@ Operations ask it for schedules; it picks the algorithm, the same on every rank,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
+from horo_lite.arrays import ArrayKernel, kernel
 from horo_lite.collectives.partition import chunks, offsets_of
 from horo_lite.collectives.registry import algorithm
 from horo_lite.config import Config
-from horo_lite.interfaces import Array, Group, Kernel, Reduction, Schedule, Transport
+from horo_lite.interfaces import Array, Group, Reduction, Schedule, Transport
 from horo_lite.transport.topology import Topology
 
-_SMALL_BYTES = 16 << 10
 _SMALL_BROADCAST_BYTES = 256 << 10
 
 
@@ -50,29 +51,63 @@ class Fabric:
         self.group = Group.whole(transport.rank, transport.size)
         self.size = transport.size
         self._config = config
+        self._choices: dict[tuple[object, ...], tuple[Callable[..., Schedule], ArrayKernel, bool]] = {}
 
     def allreduce(
-        self, buffer: Array, kernel: Kernel, type_name: str, reduction: Reduction, staged: bool = True
+        self,
+        buffer: Array,
+        type_name: str,
+        reduction: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        device: str = "cpu",
+        staged: bool = True,
     ) -> tuple[Schedule, bool]:
         """All-reduce in place. Returns the schedule, and whether it needs the staging memory to itself.
 
         Args:
             staged: False keeps away from the staging memory (for a schedule inside another one).
         """
+        key = (len(buffer), type_name, reduction, prescale, postscale, device, staged)
+        choice = self._choices.get(key)
+        if choice is None:
+            arithmetic = kernel(type_name, Reduction(reduction), self.size, prescale, postscale, device)
+            choice = self._choices[key] = self._choose(buffer, arithmetic, Reduction(reduction), staged)
+        schedule, arithmetic, exclusive = choice
+        if prescale != 1.0:
+            arithmetic.prescale(buffer)
+        return schedule(self.group, buffer, arithmetic), exclusive
+
+    def _choose(
+        self, buffer: Array, arithmetic: ArrayKernel, reduction: Reduction, staged: bool
+    ) -> tuple[Callable[..., Schedule], ArrayKernel, bool]:
+        """The algorithm for all-reduces like this one, made once."""
         if reduction is Reduction.ADASUM:
             name = "adasum"
         elif self._config.algorithm != "auto":
             name = self._config.algorithm
-        elif kernel.wide:
-            name = "pairwise"
         else:
-            name = "ring"
-        return algorithm("allreduce", name)(self.group, buffer, kernel, **self._context(buffer)), False
+            name = "pairwise" if arithmetic.wide else "ring"
+        chosen = algorithm("allreduce", name)
+        context = {k: v for k, v in self._context(buffer).items() if k in chosen.takes}
+        return functools.partial(chosen.schedule, **context), arithmetic, False
 
-    def reduce_scatter(self, buffer: Array, counts: Sequence[int], kernel: Kernel, type_name: str) -> Schedule:
+    def reduce_scatter(
+        self,
+        buffer: Array,
+        counts: Sequence[int],
+        type_name: str,
+        reduction: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        device: str = "cpu",
+    ) -> Schedule:
         """In place: member i's part (``counts[i]`` elements) becomes the reduction of all."""
-        name = "pairwise" if kernel.wide else "ring"
-        return algorithm("reduce_scatter", name)(self.group, buffer, counts, kernel, **self._context(buffer))
+        arithmetic = kernel(type_name, Reduction(reduction), self.size, prescale, postscale, device)
+        if prescale != 1.0:
+            arithmetic.prescale(buffer)
+        chosen = algorithm("reduce_scatter", "pairwise" if arithmetic.wide else "ring")
+        return chosen(self.group, buffer, counts, arithmetic, **self._context(buffer))
 
     def allgather(self, own: Array, gathered: Array, counts: Sequence[int]) -> Schedule:
         """All members' arrays, member i's with ``counts[i]`` elements, one after the other into ``gathered``."""

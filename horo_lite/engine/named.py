@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from horo_lite.engine.agreement import Signature
-from horo_lite.engine.coordinator import JOIN, Coordinator, Key, Verdict
+from horo_lite.engine.coordinator import Agreement, Coordinator, Key, Verdict
 from horo_lite.engine.operations import Operation, stand_in
 from horo_lite.engine.fabric import Fabric
 from horo_lite.errors import (
     DisagreementError,
     HoroLiteError,
     HorovodInternalError,
+    PeerLostError,
     ShutDownError,
 )
 from horo_lite.interfaces import Array, Token, Transport
@@ -56,9 +57,8 @@ class NamedLane:
         self._counters: dict[str, itertools.count[int]] = {}
         self._started = itertools.count()
         self._tags = self._transport.max_tag - _FIRST_DATA_TAG
-        self._numbers: dict[tuple[str, Signature], int] = {}
-        self._agreed: dict[int, Verdict] = {}
-        self._next_number = itertools.count()
+        self._known: dict[tuple[str, Signature], Agreement] = {}
+        self._agreed: dict[int, Agreement] = {}
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
@@ -132,33 +132,26 @@ class NamedLane:
             )
             return
         self._asked[key] = operation
+        known = self._known.get((key.name, signature))
         if self._coordinator is not None:
-            self._decide(self._coordinator.ask(0, key, signature))
-            return
-        number = self._numbers.get((key.name, signature))
-        if number is None:
+            self._announce(self._coordinator.ask(0, key, signature if known is None else known))
+        elif known is None:
             self._send_control(pickle.dumps((key, signature)), 0)
         else:
-            self._send_control(_CACHED.pack(b"#", number, key.counter), 0)
+            self._send_control(_CACHED.pack(b"#", known.number, key.counter), 0)
 
-    def _decide(self, verdicts: list[Verdict]) -> None:
+    def _announce(self, verdicts: list[Verdict]) -> None:
         """On the coordinator: tell the members, in one order for all."""
         for verdict in verdicts:
-            message, number = self._announcement(verdict)
-            for member in range(1, self._transport.size):
-                self._send_control(message, member)
-            self._act(verdict, number)
-
-    def _announcement(self, verdict: Verdict) -> tuple[bytes, int | None]:
-        complete = verdict.error is None and len(verdict.signatures) == self._transport.size
-        if not complete or verdict.key == JOIN:
-            return pickle.dumps((verdict, None)), None
-        key, own = verdict.key, verdict.signatures[0]
-        number = self._numbers.get((key.name, own))
-        if number is not None and self._agreed[number].signatures == verdict.signatures:
-            return _CACHED.pack(b"#", number, key.counter), number
-        number = next(self._next_number)
-        return pickle.dumps((verdict, number)), number
+            if self._transport.size > 1:
+                agreement = verdict.agreement
+                if agreement is not None and agreement.number in self._agreed:
+                    message = _CACHED.pack(b"#", agreement.number, verdict.key.counter)
+                else:
+                    message = pickle.dumps(verdict)
+                for member in range(1, self._transport.size):
+                    self._send_control(message, member)
+            self._act(verdict)
 
     def _receive_control(self) -> bool:
         moved = False
@@ -175,22 +168,19 @@ class NamedLane:
         return moved
 
     def _read(self, message: bytes, peer: int) -> None:
-        cached = len(message) == _CACHED.size and message[:1] == b"#"
-        if cached:
+        known = None
+        if len(message) == _CACHED.size and message[:1] == b"#":
             _, number, counter = _CACHED.unpack(message)
             known = self._agreed[number]
-            key = Key(known.key.name, counter)
-        if self._coordinator is not None:
-            if cached:
-                signature = known.signatures[peer]
-            else:
-                key, signature = pickle.loads(message)
-            self._decide(self._coordinator.ask(peer, key, signature))
-        elif cached:
-            self._act(known._replace(key=key), number)
+            key = Key(known.name, counter)
+        if self._coordinator is None:
+            self._act(pickle.loads(message) if known is None else Verdict(key, known))
+            return
+        if known is None:
+            key, asked = pickle.loads(message)
+            self._announce(self._coordinator.ask(peer, key, asked))
         else:
-            verdict, number = pickle.loads(message)
-            self._act(verdict, number)
+            self._announce(self._coordinator.ask(peer, key, known))
 
     def _send_control(self, message: bytes, member: int) -> None:
         self._leaving.append(
@@ -199,38 +189,36 @@ class NamedLane:
 
     # --- carrying out --------------------------------------------------------------------------------------------
 
-    def _act(self, verdict: Verdict, number: int | None) -> None:
+    def _act(self, verdict: Verdict) -> None:
         """Every member, for every verdict, in the same order: start the operation or fail it."""
-        if number is not None and number not in self._agreed:
-            self._remember(verdict, number)
         operation = self._asked.pop(verdict.key, None)
-        if verdict.error is not None:
-            if operation is not None:
-                operation.handle.fail(DisagreementError(verdict.error))
+        agreement = verdict.agreement
+        if agreement is not None:
+            if agreement.number is not None and agreement.number not in self._agreed:
+                self._remember(agreement)
+            self._start(operation or stand_in(agreement.signatures), agreement)
+        elif operation is None:
             return
-        if verdict.key == JOIN:
-            if operation is not None:
-                operation.handle.succeed(self._fabric.ranks[verdict.last_joined])
-            return
-        if operation is None:
-            operation = stand_in(verdict)
-        self._start(operation, verdict)
+        elif verdict.error is not None:
+            operation.handle.fail(DisagreementError(verdict.error))
+        else:
+            operation.handle.succeed(self._fabric.ranks[verdict.last_joined])
 
-    def _remember(self, verdict: Verdict, number: int) -> None:
+    def _remember(self, agreement: Agreement) -> None:
         """Keep an agreement under its number; all members do so at the same verdict."""
-        self._agreed[number] = verdict
-        self._numbers[verdict.key.name, verdict.signatures[self._member]] = number
-        if len(self._numbers) > _CACHE_CAPACITY:
-            del self._numbers[next(iter(self._numbers))]
+        self._agreed[agreement.number] = agreement
+        self._known[agreement.name, agreement.signatures[self._member]] = agreement
+        if len(self._known) > _CACHE_CAPACITY:
+            del self._known[next(iter(self._known))]
         if len(self._agreed) > 64 * _CACHE_CAPACITY:
             del self._agreed[next(iter(self._agreed))]
 
-    def _start(self, operation: Operation, verdict: Verdict) -> None:
+    def _start(self, operation: Operation, agreement: Agreement) -> None:
         tag = _FIRST_DATA_TAG + next(self._started) % self._tags
         try:
-            schedule, exclusive = operation.schedule(verdict.signatures, self._fabric)
-        except HoroLiteError as error:
-            operation.handle.fail(error)
+            schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
+        except Exception as error:
+            operation.handle.fail(as_fault(error, operation.handle.name))
             return
         running = Running(schedule, self._transport, tag)
         if exclusive:
@@ -245,10 +233,26 @@ class NamedLane:
             self._running.append((running, operation))
 
     def _advance(self, running: Running, operation: Operation) -> bool:
-        moved = running.advance()
-        if running.finished:
-            operation.handle.succeed(operation.result())
+        """One operation, as far as it goes. A fault in its own work fails it alone; a lost peer fails the lane."""
+        try:
+            moved = running.advance()
+            if running.finished:
+                operation.handle.succeed(operation.result())
+        except PeerLostError:
+            raise
+        except Exception as error:
+            running.finished = moved = True
+            operation.handle.fail(as_fault(error, operation.handle.name))
         return moved
+
+
+def as_fault(error: Exception, name: str) -> HoroLiteError:
+    """An exception from inside an operation (a user's compressor, no memory) as the error of its handle."""
+    if isinstance(error, HoroLiteError):
+        return error
+    fault = HorovodInternalError(f"tensor {name!r} failed on this rank: {type(error).__name__}: {error}")
+    fault.__cause__ = error
+    return fault
 
 
 def describe(waiting: dict[Key, Any]) -> str:

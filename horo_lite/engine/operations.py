@@ -7,6 +7,7 @@ result. For a rank that has called ``join()``, ``stand_in`` makes the operation 
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Generator, Sequence
@@ -14,15 +15,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from horo_lite.arrays import Flat, device_name, is_torch, kernel, numpy_dtype, type_name
+from horo_lite.arrays import Flat, check_supported, device_name, is_torch, numpy_dtype, type_name
 from horo_lite.engine.agreement import Shape, Signature
 from horo_lite.engine.compressed import compressed
-from horo_lite.engine.coordinator import JOIN, Key, Verdict
+from horo_lite.engine.coordinator import JOIN, Key
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle
 from horo_lite.interfaces import Array, Compressor, Reduction, Schedule
 
 Signatures = dict[int, Signature]  # by member; joined members are missing
+_check_supported = functools.lru_cache(maxsize=None)(check_supported)
 _FUSED_BYTES = 1 << 16  # tensors of a group up to this size are packed into one message
 
 
@@ -89,12 +91,14 @@ class AllReduce(Operation):
         self._outputs: Sequence[Any] = tensors
         self._flats: list[Flat] = []
         label = "none" if compressor is None else repr(compressor)
+        types = tuple([type_name(tensor) for tensor in tensors])
+        for type_ in types:
+            _check_supported(type_, reduction, prescale, postscale)
+        shapes = tuple([tuple(tensor.shape) for tensor in tensors])
+        device = device_name(tensors[0]) if tensors else "cpu"
         super().__init__(
             name,
-            Signature(
-                self.kind, tuple([type_name(t) for t in tensors]), tuple([tuple(t.shape) for t in tensors]),
-                device_name(tensors[0]) if tensors else "cpu", int(reduction), -1, prescale, postscale, label,
-            ),
+            Signature(self.kind, types, shapes, device, reduction, -1, prescale, postscale, label),
         )
 
     def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
@@ -119,10 +123,7 @@ class AllReduce(Operation):
 
     def _reduce(self, buffer: Array, type_name: str, fabric: Fabric) -> tuple[Schedule, bool]:
         s = self.signature
-        arithmetic = kernel(type_name, Reduction(s.reduction), fabric.size, s.prescale, s.postscale, s.device)
-        if s.prescale != 1.0:
-            arithmetic.prescale(buffer)
-        return fabric.allreduce(buffer, arithmetic, type_name, Reduction(s.reduction))
+        return fabric.allreduce(buffer, type_name, s.reduction, s.prescale, s.postscale, s.device)
 
     def _reduce_group(self, fabric: Fabric) -> Schedule:
         """Small tensors of one type travel in one message, the others one after the other."""
@@ -335,13 +336,12 @@ class ReduceScatter(Operation):
             shape = tuple(tensor.shape)
             row = math.prod(shape[1:])
             rows = split_rows(shape[0], list(signatures), fabric.size)
-            arithmetic = kernel(name, Reduction(s.reduction), fabric.size, s.prescale, s.postscale, s.device)
             work = Flat(new_tensor(shape, tensor)).buffer
             work[:] = Flat(tensor).buffer
-            if s.prescale != 1.0:
-                arithmetic.prescale(work)
             counts = [n * row for n in rows]
-            yield from fabric.reduce_scatter(work, counts, arithmetic, name)
+            yield from fabric.reduce_scatter(
+                work, counts, name, s.reduction, s.prescale, s.postscale, s.device
+            )
             mine = fabric.group.index
             output = new_tensor((rows[mine], *shape[1:]), tensor)
             start = sum(counts[:mine])
@@ -393,11 +393,10 @@ class Refusal(Operation):
         super().__init__(name, Signature(kind, fault=fault))
 
 
-def stand_in(verdict: Verdict) -> Operation:
+def stand_in(signatures: Signatures) -> Operation:
     """The operation of a joined rank: zeros for sums, the identity for others, no rows."""
-    signature = next(iter(verdict.signatures.values()))
-    make = _STAND_INS[signature.kind]
-    return make(signature)
+    signature = next(iter(signatures.values()))
+    return _STAND_INS[signature.kind](signature)
 
 
 def _blank(signature: Signature, index: int, rows: int | None = None) -> Any:

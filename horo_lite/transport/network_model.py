@@ -1,9 +1,11 @@
 """A network in numbers: what the simulator charges for messages and arithmetic.
 
-The model is LogGP's with one port each way per rank (within a node) and per node (between nodes): a message waits for
-the sender's port, occupies it for ``bytes / bandwidth``, takes a latency, and occupies the receiver's port likewise.
+The model is LogGP's with one port each way per rank (within a node) and per node (between nodes): a
+message waits for the sender's port, occupies it for ``bytes / bandwidth``, takes a latency, and
+occupies the receiver's port likewise.
 
-Source: Alexandrov, Ionescu, Schauser and Scheiman, "LogGP: incorporating long messages into the LogP model", SPAA 1995.
+Source: Alexandrov, Ionescu, Schauser and Scheiman, "LogGP: incorporating long messages into the
+LogP model", SPAA 1995.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class NetworkModel:
-    """Parameters of a cluster; the defaults resemble nodes with 10 Gbit/s Ethernet and MPI over shared memory.
+    """Parameters of a cluster; the defaults resemble nodes with 10 Gbit/s Ethernet and MPI over
+    shared memory.
 
     Attributes:
         latency_s: from one node to another, first byte.
@@ -50,11 +53,17 @@ class NetworkModel:
 
     @classmethod
     def counting_steps(cls) -> NetworkModel:
-        """A network where all takes no time but a latency of 1: virtual time is then the number of steps."""
+        """A network where all takes no time but a latency of 1: virtual time is then the number of
+        steps."""
         infinite = float("inf")
         return cls(
-            latency_s=1.0, local_latency_s=1.0, bandwidth=infinite, local_bandwidth=infinite, overhead_s=0.0,
-            reduce_rate=infinite, copy_rate=infinite,
+            latency_s=1.0,
+            local_latency_s=1.0,
+            bandwidth=infinite,
+            local_bandwidth=infinite,
+            overhead_s=0.0,
+            reduce_rate=infinite,
+            copy_rate=infinite,
         )
 
     def node_of(self, size: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one node share: where buckets live, so that reducing them copies nothing.
+"""Memory that the ranks of one node share: where buckets live, so that reducing copies nothing.
 
 One rank creates a block and tells the others its ``token``; each attaches; when all have, the
 creator unlinks the file, and from then on the memory has no name and goes when its last user goes.
@@ -159,7 +159,7 @@ def _reserve(descriptor: int, nbytes: int) -> None:
 
 
 def _map(descriptor: int, nbytes: int) -> mmap.mmap:
-    # Populated at once (8 to 13 ms for 64 MiB), where one fault a page, in the first step, takes 45.
+    # Populated at once (8 to 13 ms for 64 MiB): a fault a page in the first step takes 45.
     options: dict[str, Any] = {"flags": mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)}
     if sys.version_info >= (3, 13):
         options["trackfd"] = False  # a block needs no descriptor, and a node has many blocks

@@ -4,11 +4,12 @@
 
     simulator = Simulator(4, NetworkModel(ranks_per_node=2))
     kernel = simulator.timed(kernel)                          # optional: charges arithmetic
-    outcome = simulator.run(lambda rank: ring_allreduce(Group.whole(rank, 4), buffers[rank], kernel))
-    outcome.elapsed_s, outcome.sent_bytes[0], outcome.messages[0]
+    outcome = simulator.run(lambda rank: ring_allreduce(Group.whole(rank, 4), buffers[rank],
+    kernel)) outcome.elapsed_s, outcome.sent_bytes[0], outcome.messages[0]
 
-Discrete events: the rank with the earliest clock goes on until it has to wait. A message's data is copied and its
-arrival computed when both sides have posted it (or, if it is eager, when it is sent). About 3 us per instruction.
+Discrete events: the rank with the earliest clock goes on until it has to wait. A message's data is
+copied and its arrival computed when both sides have posted it (or, if it is eager, when it is
+sent). About 3 us per instruction.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class _Half:
         self.posted_s = posted_s
         self.sends = sends
         self.done_s: float | None = None
-        self.arrival_s: float | None = None  # of an eager message that was sent before it was asked for
+        self.arrival_s: float | None = (
+            None  # of an eager message that was sent before it was asked for
+        )
         self.waiter: _Rank | None = None
 
     def describe(self) -> str:
@@ -89,6 +92,11 @@ class _Half:
         return f"{size_bytes} bytes from rank {self.peer}"
 
 
+def _ended(_: Any) -> Instruction:
+    """What a rank without a schedule has to do."""
+    raise StopIteration
+
+
 class _Rank:
     """One virtual rank."""
 
@@ -96,9 +104,13 @@ class _Rank:
 
     def __init__(self, name: int, schedule: Schedule | None, clock: float) -> None:
         self.name = name
-        self.resume = schedule.send if schedule is not None else None
+        self.resume: Callable[[Any], Instruction] = (
+            schedule.send if schedule is not None else _ended
+        )
         self.clock = clock
-        self.instruction: Instruction | None = None  # fetched, but the others have to catch up first
+        self.instruction: Instruction | None = (
+            None  # fetched, but the others have to catch up first
+        )
         self.waits: Sequence[_Half] = ()
         self.missing = 0
         self.state = "runs" if schedule is not None else "finished"
@@ -110,6 +122,11 @@ def copy_bytes(target: Array, source: Array) -> None:
         target[:] = source
     else:
         target.view(np.uint8)[:] = source.view(np.uint8)
+
+
+def snapshot(buffer: Array) -> Array:
+    """A copy, as an eager message takes it."""
+    return buffer.copy() if isinstance(buffer, np.ndarray) else buffer.clone()
 
 
 class Simulator:
@@ -147,7 +164,11 @@ class Simulator:
         finally:
             self._running = None
         return Outcome(
-            run.results, [rank.clock for rank in run.ranks], run.messages, run.sent_bytes, self._combined_bytes
+            run.results,
+            [rank.clock for rank in run.ranks],
+            run.messages,
+            run.sent_bytes,
+            self._combined_bytes,
         )
 
 
@@ -159,11 +180,15 @@ class _Run:
         self.simulator = simulator
         self.network = network
         self.size = size
-        self.ranks = [_Rank(rank, program(rank), network.late_s.get(rank, 0.0)) for rank in range(size)]
+        self.ranks = [
+            _Rank(rank, program(rank), network.late_s.get(rank, 0.0)) for rank in range(size)
+        ]
         self.results: list[Any] = [None] * size
         self.messages = [0] * size
         self.sent_bytes = [0] * size
-        self.posted: dict[int, deque[_Half]] = {}  # unmatched halves of a channel, all sends or all receives
+        self.posted: dict[
+            int, deque[_Half]
+        ] = {}  # unmatched halves of a channel, all sends or all receives
         self.natives: list[tuple[_Rank, Native]] = []
         self.ready = [(rank.clock, rank.name) for rank in self.ranks if rank.state == "runs"]
         heapq.heapify(self.ready)
@@ -206,31 +231,33 @@ class _Run:
                     rank.instruction = instruction
                     heapq.heappush(ready, (rank.clock, rank.name))
                     return
-            kind = type(instruction)
-            if kind is Send:
+            if isinstance(instruction, Send):
                 reply = self.post(rank, instruction.buffer, instruction.peer, True)
-            elif kind is Recv:
+            elif isinstance(instruction, Recv):
                 reply = self.post(rank, instruction.buffer, instruction.peer, False)
-            elif kind is Native:
+            elif isinstance(instruction, Native):
                 self.enter_native(rank, instruction)
                 return
             else:
-                if kind is Exchange:
+                if isinstance(instruction, Exchange):
                     incoming = self.post(rank, instruction.incoming, instruction.src, False)
                     tokens: Sequence[_Half] = (
-                        incoming, self.post(rank, instruction.outgoing, instruction.dst, True)
+                        incoming,
+                        self.post(rank, instruction.outgoing, instruction.dst, True),
                     )
-                elif kind is Wait:
+                elif isinstance(instruction, Wait):
                     tokens = instruction.tokens
                 else:
-                    raise TypeError(f"rank {rank.name} yielded {instruction!r}, which is no instruction")
+                    raise TypeError(
+                        f"rank {rank.name} yielded {instruction!r}, which is no instruction"
+                    )
                 if not self.wait(rank, tokens):
                     return
                 reply = None
             instruction = None
 
     def wait(self, rank: _Rank, tokens: Sequence[_Half]) -> bool:
-        """Move the clock to the end of all tokens if that is known; else let the last of them wake the rank."""
+        """Move the clock to the end of all tokens, or let the last of them wake the rank."""
         missing, clock = 0, rank.clock
         for half in tokens:
             done_s = half.done_s
@@ -277,7 +304,7 @@ class _Run:
         if sends and buffer.nbytes <= self.network.eager_bytes:
             arrival_s = self.transfer(half, rank.clock)
             if arrival_s is not None:
-                half.buffer = buffer[:].copy() if isinstance(buffer, np.ndarray) else buffer.clone()
+                half.buffer = snapshot(buffer)
                 half.arrival_s = arrival_s
         if queue is None:
             self.posted[channel] = deque((half,))
@@ -290,8 +317,8 @@ class _Run:
         outgoing, incoming = send.buffer, recv.buffer
         if outgoing.nbytes != incoming.nbytes:
             raise MessageMismatchError(
-                f"rank {send.rank} sent {outgoing.nbytes} bytes to rank {recv.rank}, which posted a receive of "
-                f"{incoming.nbytes} bytes"
+                f"rank {send.rank} sent {outgoing.nbytes} bytes to rank {recv.rank}, which asked for "
+                f"{incoming.nbytes}"
             )
         overhead_s = self.network.overhead_s
         if send.arrival_s is not None:
@@ -305,7 +332,7 @@ class _Run:
         self.finish(recv, arrival_s + overhead_s)
 
     def transfer(self, send: _Half, start_s: float) -> float | None:
-        """Occupy the ports; the sender is done when its port is free, the message arrives at the time returned."""
+        """Occupy the ports; returns when the message arrives, None if it is lost."""
         network = self.network
         source, target = send.rank, send.peer
         start_s += network.overhead_s
@@ -365,7 +392,10 @@ def _describe(rank: _Rank) -> str:
 
 
 _NATIVE_UFUNC = {
-    Reduction.SUM: np.add, Reduction.MIN: np.minimum, Reduction.MAX: np.maximum, Reduction.PRODUCT: np.multiply
+    Reduction.SUM: np.add,
+    Reduction.MIN: np.minimum,
+    Reduction.MAX: np.maximum,
+    Reduction.PRODUCT: np.multiply,
 }
 
 
@@ -378,7 +408,9 @@ def carry_out_native(members: Sequence[tuple[int, Native]]) -> None:
             if native is not natives[first.root]:
                 native.buffer[:] = natives[first.root].buffer
         return
-    combined = _NATIVE_UFUNC[first.reduction].reduce([np.asarray(native.buffer) for native in natives])
+    combined = _NATIVE_UFUNC[first.reduction].reduce(
+        [np.asarray(native.buffer) for native in natives]
+    )
     for native in natives:
         native.buffer[:] = combined.astype(native.buffer.dtype)
 

@@ -1,4 +1,5 @@
-"""The arithmetic that schedules are tested with: as plain as can be, so that it is right by inspection."""
+"""The arithmetic that schedules are tested with: as plain as can be, so that it is right by
+inspection."""
 
 from __future__ import annotations
 
@@ -8,14 +9,26 @@ import numpy as np
 
 from horo_lite.interfaces import Array
 
-UFUNC = {"sum": np.add, "average": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
+UFUNC = {
+    "sum": np.add,
+    "average": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "product": np.multiply,
+}
 
 
 class ReferenceKernel:
-    """A numpy kernel for one reduction; wide types are accumulated in float32 (or int64) and rounded once."""
+    """A numpy kernel for one reduction; wide types are accumulated in float32 (or int64) and
+    rounded once."""
 
     def __init__(
-        self, dtype: np.typing.DTypeLike = np.float64, reduction: str = "sum", size: int = 1, *, wide: bool | None = None
+        self,
+        dtype: np.typing.DTypeLike = np.float64,
+        reduction: str = "sum",
+        size: int = 1,
+        *,
+        wide: bool | None = None,
     ) -> None:
         self.dtype = np.dtype(dtype)
         self.wide = self.dtype.itemsize == 2 if wide is None else wide

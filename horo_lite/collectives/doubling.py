@@ -1,0 +1,173 @@
+"""All-reduce in a logarithmic number of steps: recursive doubling, halving-doubling, and gathering
+all.
+
+With N ranks, n elements, and P the largest power of two up to N. Where N is no power of two,
+``folding`` adds two steps. Two partners combine their values in rank order, so that both get the
+same bits (a NaN's payload too) and every rank's result has the same association.
+"""
+
+from __future__ import annotations
+
+from horo_lite.collectives.allgather import bruck_allgather
+from horo_lite.collectives.folding import core_size, fold
+from horo_lite.collectives.partition import chunks, even_offsets
+from horo_lite.collectives.registry import Cost, Work, register
+from horo_lite.interfaces import Array, Exchange, Group, Kernel, Recv, Schedule, Send, Wait
+
+
+def _folding_cost(work: Work, core: Cost) -> Cost:
+    """``core``'s cost for a member into which another is folded, where there is one."""
+    if work.size == core_size(work.size):
+        return core
+    return Cost(
+        core.steps + 2,
+        core.messages + 1,
+        core.sent + work.elements,
+        core.combined + 2 * work.elements,
+    )
+
+
+def _recursive_doubling_cost(work: Work) -> Cost:
+    rounds = core_size(work.size).bit_length() - 1
+    return _folding_cost(
+        work, Cost(rounds, rounds, rounds * work.elements, 2 * rounds * work.elements)
+    )
+
+
+def _halving_doubling_cost(work: Work) -> Cost:
+    core = core_size(work.size)
+    rounds = core.bit_length() - 1
+    moved = (core - 1) * -(-work.elements // core)
+    return _folding_cost(work, Cost(2 * rounds, 2 * rounds, 2 * moved, 2 * moved))
+
+
+def _gathered_cost(work: Work) -> Cost:
+    rounds = (work.size - 1).bit_length()
+    return Cost(rounds, 2 * rounds, (work.size - 1) * work.elements, work.size * work.elements)
+
+
+@register("allreduce", "recursive_doubling", cost=_recursive_doubling_cost, wide=False)
+def recursive_doubling_allreduce(group: Group, buffer: Array, kernel: Kernel) -> Schedule:
+    """All-reduce in place: in round k, exchange the whole buffer with the member 2^k away and
+    combine.
+
+    Steps: log2 P, and 2 more unless N = P. Elements sent per rank: n log2 P, and n more by a rank
+    that another is folded into; scratch n. Wins for small messages, where only the number of steps
+    matters.
+    Source: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
+    """
+    if group.size == 1:
+        kernel.combine(buffer, (buffer,), last=True)
+        return
+    core, into, takes = fold(group)
+    if into is not None:
+        yield from be_folded(buffer, into)
+        return
+    scratch = kernel.empty(len(buffer))
+    if takes is not None:
+        yield Wait(((yield Recv(scratch, takes)),))
+        kernel.combine(buffer, (buffer, scratch))
+    distance = 1
+    while distance < core.size:
+        other = core.ranks[core.index ^ distance]
+        yield Exchange(buffer, other, scratch, other)
+        inputs = (scratch, buffer) if core.index & distance else (buffer, scratch)
+        distance *= 2
+        kernel.combine(buffer, inputs, last=distance == core.size)
+    if takes is not None:
+        yield Wait(((yield Send(buffer, takes)),))
+
+
+@register("allreduce", "halving_doubling", cost=_halving_doubling_cost, wide=False)
+def halving_doubling_allreduce(group: Group, buffer: Array, kernel: Kernel) -> Schedule:
+    """All-reduce in place: a reduce-scatter by recursive halving of the buffer, then the way back.
+
+    Neighbours (2^0 apart) exchange the largest part and ranks far apart the smallest, which suits
+    nodes of several ranks.
+
+    Steps: 2 log2 P, and 2 more unless N = P. Elements sent per rank: 2 n (P - 1) / P, the ring's
+    for N = P, and n more by a rank that another is folded into; scratch n. Wins for middle sizes:
+    few steps, and no more bytes than a ring.
+    Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
+    """
+    if group.size == 1:
+        kernel.combine(buffer, (buffer,), last=True)
+        return
+    core, into, takes = fold(group)
+    if into is not None:
+        yield from be_folded(buffer, into)
+        return
+    scratch = kernel.empty(len(buffer))
+    if takes is not None:
+        yield Wait(((yield Recv(scratch, takes)),))
+        kernel.combine(buffer, (buffer, scratch))
+    offsets = even_offsets(len(buffer), core.size)
+    low, high = 0, core.size  # the chunks that this rank is still reducing
+    distance = 1
+    while distance < core.size:
+        other = core.ranks[core.index ^ distance]
+        middle = (low + high) // 2
+        keeps_upper = bool(core.index & distance)
+        kept, given = (
+            ((middle, high), (low, middle)) if keeps_upper else ((low, middle), (middle, high))
+        )
+        mine = buffer[offsets[kept[0]] : offsets[kept[1]]]
+        theirs = scratch[: len(mine)]
+        yield Exchange(buffer[offsets[given[0]] : offsets[given[1]]], other, theirs, other)
+        low, high = kept
+        distance *= 2
+        kernel.combine(
+            mine, (theirs, mine) if keeps_upper else (mine, theirs), last=distance == core.size
+        )
+    yield from doubling_allgather(core, buffer, offsets, low)
+    if takes is not None:
+        yield Wait(((yield Send(buffer, takes)),))
+
+
+def doubling_allgather(
+    core: Group, buffer: Array, offsets: tuple[int, ...], chunk: int
+) -> Schedule:
+    """The way back of halving-doubling: from a chunk on each of 2^k ranks to all chunks on all."""
+    low, high = chunk, chunk + 1
+    distance = core.size // 2
+    while distance:
+        other = core.ranks[core.index ^ distance]
+        length = high - low
+        # A rank with this bit set kept the upper half, so its partner holds the chunks just below.
+        other_low = low - length if core.index & distance else high
+        yield Exchange(
+            buffer[offsets[low] : offsets[high]],
+            other,
+            buffer[offsets[other_low] : offsets[other_low + length]],
+            other,
+        )
+        low = min(low, other_low)
+        high = low + 2 * length
+        distance //= 2
+
+
+@register("allreduce", "gathered", cost=_gathered_cost)
+def gathered_allreduce(group: Group, buffer: Array, kernel: Kernel) -> Schedule:
+    """All-reduce in place: all-gather all inputs, then every rank adds all of them at once, in rank
+    order.
+
+    Steps: ceil(log2 N). Elements sent per rank: n (N - 1); scratch n N.
+    Wins for small messages of wide kernels, whose partial results must not travel.
+    """
+    size, elements = group.size, len(buffer)
+    if size == 1:
+        kernel.combine(buffer, (buffer,), last=True)
+        return
+    gathered = kernel.empty(size * elements)
+    inputs = (
+        chunks(gathered, range(0, size * elements + 1, elements)) if elements else [buffer] * size
+    )
+    kernel.copy(inputs[group.index], buffer)
+    yield from bruck_allgather(group, gathered, (elements,) * size)
+    kernel.combine(buffer, inputs, last=True)
+
+
+def be_folded(buffer: Array, into: int) -> Schedule:
+    """Hand the buffer over and wait for the result."""
+    yield Wait(((yield Send(buffer, into)),))
+    yield Wait(((yield Recv(buffer, into)),))

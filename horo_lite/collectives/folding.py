@@ -1,0 +1,44 @@
+"""How an algorithm for 2^k ranks serves any number: r = N - 2^k ranks hand their data to a
+neighbour and wait.
+
+Of the first 2r members, the odd ones are folded into the even ones before them. What remains is a
+group of 2^k *core* members in the old order. Afterwards each folded member gets the result from its
+neighbour.
+
+Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19(1), 2005.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from horo_lite.interfaces import Group
+
+
+class Fold(NamedTuple):
+    """One member's part in the folding."""
+
+    core: Group
+    """The core members, seen from this one or from the one into which it is folded."""
+    into: int | None
+    """The rank into which this member is folded."""
+    takes: int | None
+    """The rank that is folded into this member."""
+
+
+def core_size(size: int) -> int:
+    """The largest power of two up to ``size``."""
+    return 1 << (size.bit_length() - 1)
+
+
+def fold(group: Group) -> Fold:
+    """The part of the group's own member."""
+    extra = group.size - core_size(group.size)
+    folded = 2 * extra
+    core_ranks = group.ranks[:folded:2] + group.ranks[folded:]
+    if group.index >= folded:
+        return Fold(Group(core_ranks, group.index - extra), None, None)
+    core = Group(core_ranks, group.index // 2)
+    partner = group.ranks[group.index ^ 1]
+    return Fold(core, partner, None) if group.index % 2 else Fold(core, None, partner)
