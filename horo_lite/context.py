@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horo_lite.config import Config
-from horo_lite.engine import Engine, Fabric, NamedLane, WireStats
+from horo_lite.engine import Engine, Fabric, NamedLane, PlannedLane, WireStats
 from horo_lite.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -50,7 +50,8 @@ class ProcessSet:
             raise ArgumentTypeError(f"a process set is made of global ranks (int), got {ranks}")
         self.ranks = sorted(set(ranks))
 
-    def _member(self) -> Member:
+    def member(self) -> Member:
+        """What this rank has of the set; for the front ends."""
         if self.process_set_id is None:
             raise ArgumentError(
                 f"{self} is not registered: pass it to init(process_sets=[...]) or to add_process_set()"
@@ -63,11 +64,11 @@ class ProcessSet:
 
     def size(self) -> int:
         """The number of its ranks."""
-        return len(self._member().ranks)
+        return len(self.member().ranks)
 
     def rank(self) -> int:
         """The caller's place in this set, -1 when it is no member."""
-        ranks = self._member().ranks
+        ranks = self.member().ranks
         own = current().rank
         return ranks.index(own) if own in ranks else -1
 
@@ -89,12 +90,17 @@ class Member:
 
     ranks: tuple[int, ...]
     lane: NamedLane | None = None
-    fabric: Fabric | None = None
+    planned: PlannedLane | None = None
     states: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def lanes(self) -> list[NamedLane | PlannedLane]:
+        """Its lanes; none when this rank is no member."""
+        return [lane for lane in (self.lane, self.planned) if lane is not None]
 
     def state_of(self, name: str) -> dict[str, Any]:
         """What a compressor keeps under this name from one plain call to the next."""
@@ -122,16 +128,17 @@ class Context:
         self._sets: dict[int, ProcessSet] = {}
         self._next_id = 1
         self._root_transport = self.world.transport()
-        self.members[0] = self._join_set(tuple(range(self.size)), self._root_transport)
+        self.members[0] = self._join_set(tuple(range(self.size)), self._root_transport, self.world.transport())
         global_process_set.ranks = list(range(self.size))
         global_process_set.mpi_comm = self.world.native_comm()
 
-    def _join_set(self, ranks: tuple[int, ...], transport: Any) -> Member:
+    def _join_set(self, ranks: tuple[int, ...], named: Any, planned: Any) -> Member:
         topology = self.topology.within(ranks)
-        fabric = Fabric(transport, ranks, topology, self.config, self.stats)
-        lane = NamedLane(fabric)
-        self.engine.add(lane)
-        return Member(ranks, lane, fabric)
+        fabric = Fabric(named, ranks, topology, self.config, self.stats)
+        member = Member(ranks, NamedLane(fabric), PlannedLane(fabric, planned))
+        self.engine.add(member.lane)
+        self.engine.add(member.planned)
+        return member
 
     def register(self, process_set: ProcessSet) -> None:
         """Collective over all ranks: make a process set known.
@@ -156,8 +163,8 @@ class Context:
             self._enter(process_set if mine else ProcessSet(ranks), ranks)
 
     def _enter(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> None:
-        transport = self._root_transport.subgroup(ranks)
-        member = Member(ranks) if transport is None else self._join_set(ranks, transport)
+        named, planned = self._root_transport.subgroup(ranks), self._root_transport.subgroup(ranks)
+        member = Member(ranks) if named is None else self._join_set(ranks, named, planned)
         process_set.process_set_id, process_set.ranks = self._next_id, list(ranks)
         self.members[self._next_id] = member
         self._sets[self._next_id] = process_set
@@ -169,9 +176,9 @@ class Context:
         if number not in self._sets:
             return False
         member = self.members.pop(number)
-        if member.lane is not None and member.fabric is not None:
-            self.engine.remove(member.lane)
-            member.fabric.transport.close()
+        for lane in member.lanes:
+            self.engine.remove(lane)
+            lane.transport.close()
         del self._sets[number]
         process_set.process_set_id = None
         return True
@@ -198,8 +205,8 @@ class Context:
         for process_set in self._sets.values():
             process_set.process_set_id = None
         for member in self.members.values():
-            if member.fabric is not None:
-                member.fabric.transport.close()
+            for lane in member.lanes:
+                lane.transport.close()
         self.world.close()
 
 

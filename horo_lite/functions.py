@@ -529,7 +529,16 @@ def join(device: int = -1) -> int:
     Returns:
         The rank that joined last.
     """
-    return int(synchronize(begin(global_process_set, "join", None, lambda _: Join())))
+    planned = global_process_set.member().planned
+    if planned is not None:
+        planned.joined = True
+    try:
+        last = int(synchronize(begin(global_process_set, "join", None, lambda _: Join())))
+    finally:
+        if planned is not None:
+            planned.joined = False
+    barrier()  # or the next step of a fast rank would be followed with zeros by one that has not come back yet
+    return last
 
 
 def broadcast_object(

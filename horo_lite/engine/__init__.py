@@ -10,5 +10,6 @@ from horo_lite.engine.engine import Engine
 from horo_lite.engine.fabric import Fabric, WireStats
 from horo_lite.engine.handles import Handle
 from horo_lite.engine.named import NamedLane
+from horo_lite.engine.planned import PlannedLane
 
-__all__ = ["Engine", "Fabric", "Handle", "NamedLane", "WireStats"]
+__all__ = ["Engine", "Fabric", "Handle", "NamedLane", "PlannedLane", "WireStats"]

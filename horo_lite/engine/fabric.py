@@ -92,6 +92,46 @@ class Fabric:
         context = {k: v for k, v in self._context(buffer).items() if k in chosen.takes}
         return functools.partial(chosen.schedule, **context), arithmetic, False
 
+    def adasum(
+        self,
+        buffer: Array,
+        type_name: str,
+        boundaries: Sequence[int],
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        device: str = "cpu",
+    ) -> Schedule:
+        """Adasum in place of several tensors, which begin (and end) at ``boundaries``."""
+        arithmetic = kernel(type_name, Reduction.ADASUM, self.size, prescale, postscale, device)
+        if prescale != 1.0:
+            arithmetic.prescale(buffer)
+        return algorithm("allreduce", "adasum")(self.group, buffer, arithmetic, boundaries=boundaries)
+
+    def reduce_bucket(
+        self,
+        mine: Array,
+        peers: Sequence[Array] | None,
+        type_name: str,
+        reduction: Reduction,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        device: str = "cpu",
+    ) -> Schedule:
+        """All-reduce in place of a bucket, which the ranks of the node have mapped where ``peers`` are given."""
+        arithmetic = kernel(type_name, reduction, self.size, prescale, postscale, device)
+        several_nodes = len(self.topology.nodes) > 1
+        if peers is None or (several_nodes and arithmetic.wide):
+            return self.allreduce(mine, type_name, reduction, prescale, postscale, device, staged=False)[0]
+        if prescale != 1.0:
+            arithmetic.prescale(mine)
+        chosen = algorithm("resident_allreduce", "hierarchical" if several_nodes else "flat")
+        return chosen(self.group, mine, peers, arithmetic, **self._context(mine))
+
+    @property
+    def shares_memory(self) -> bool:
+        """The ranks of a node may map each other's memory."""
+        return self._config.shared_memory and self.size > 1
+
     def reduce_scatter(
         self,
         buffer: Array,

@@ -45,8 +45,8 @@ class NamedLane:
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
-        self._transport: Transport = fabric.transport
-        self._member = self._transport.rank
+        self.transport: Transport = fabric.transport
+        self._member = self.transport.rank
         self._coordinator = Coordinator(fabric.ranks) if self._member == 0 else None
         self._submitted: deque[Operation] = deque()
         self._asked: dict[Key, Operation] = {}
@@ -56,7 +56,7 @@ class NamedLane:
         self._leaving: deque[Token] = deque()
         self._counters: dict[str, itertools.count[int]] = {}
         self._started = itertools.count()
-        self._tags = self._transport.max_tag - _FIRST_DATA_TAG
+        self._tags = self.transport.max_tag - _FIRST_DATA_TAG
         self._known: dict[tuple[str, Signature], Agreement] = {}
         self._agreed: dict[int, Agreement] = {}
 
@@ -89,7 +89,7 @@ class NamedLane:
         while self._submitted:
             self._ask(self._submitted.popleft())
             moved = True
-        if self._transport.size > 1 and self._receive_control():
+        if self.transport.size > 1 and self._receive_control():
             moved = True
         if self._exclusive and self._advance(*self._exclusive[0]):
             moved = True
@@ -143,27 +143,27 @@ class NamedLane:
     def _announce(self, verdicts: list[Verdict]) -> None:
         """On the coordinator: tell the members, in one order for all."""
         for verdict in verdicts:
-            if self._transport.size > 1:
+            if self.transport.size > 1:
                 agreement = verdict.agreement
                 if agreement is not None and agreement.number in self._agreed:
                     message = _CACHED.pack(b"#", agreement.number, verdict.key.counter)
                 else:
                     message = pickle.dumps(verdict)
-                for member in range(1, self._transport.size):
+                for member in range(1, self.transport.size):
                     self._send_control(message, member)
             self._act(verdict)
 
     def _receive_control(self) -> bool:
         moved = False
-        while (message := self._transport.probe(_CONTROL_TAG)) is not None:
+        while (message := self.transport.probe(_CONTROL_TAG)) is not None:
             buffer = np.empty(message.size_bytes, np.uint8)
-            token = self._transport.recv(buffer, message.peer, _CONTROL_TAG)
+            token = self.transport.recv(buffer, message.peer, _CONTROL_TAG)
             self._arriving.append((token, buffer, message.peer))
-        while self._arriving and self._transport.done(self._arriving[0][:1]):
+        while self._arriving and self.transport.done(self._arriving[0][:1]):
             _, buffer, peer = self._arriving.popleft()
             self._read(buffer.tobytes(), peer)
             moved = True
-        while self._leaving and self._transport.done((self._leaving[0],)):
+        while self._leaving and self.transport.done((self._leaving[0],)):
             self._leaving.popleft()
         return moved
 
@@ -184,7 +184,7 @@ class NamedLane:
 
     def _send_control(self, message: bytes, member: int) -> None:
         self._leaving.append(
-            self._transport.send(np.frombuffer(message, np.uint8), member, _CONTROL_TAG)
+            self.transport.send(np.frombuffer(message, np.uint8), member, _CONTROL_TAG)
         )
 
     # --- carrying out --------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class NamedLane:
         except Exception as error:
             operation.handle.fail(as_fault(error, operation.handle.name))
             return
-        running = Running(schedule, self._transport, tag)
+        running = Running(schedule, self.transport, tag)
         if exclusive:
             self._exclusive.append((running, operation))
             if len(self._exclusive) > 1:

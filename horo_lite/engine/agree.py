@@ -1,0 +1,63 @@
+"""How ranks agree on a plan, once: digests first; plans themselves only to say where they differ."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from horo_lite.buckets import BucketPlan
+from horo_lite.engine.fabric import Fabric
+from horo_lite.errors import DisagreementError
+
+
+def gather_bytes(own: bytes, fabric: Fabric) -> Generator[Any, Any, list[bytes]]:
+    """Schedule: every member's bytes, of any lengths, in order."""
+    lengths = np.zeros(fabric.size, np.int64)
+    yield from fabric.allgather(np.array([len(own)], np.int64), lengths, [1] * fabric.size)
+    counts = [int(n) for n in lengths]
+    whole = np.empty(sum(counts), np.uint8)
+    yield from fabric.allgather(np.frombuffer(own, np.uint8), whole, counts)
+    ends = np.cumsum(counts)
+    return [whole[end - n : end].tobytes() for end, n in zip(ends, counts, strict=True)]
+
+
+def agree_on_plan(
+    plan: BucketPlan, settings: dict[str, str], label: str, fabric: Fabric
+) -> Generator[Any, Any, None]:
+    """Schedule: raise on every member unless all have the same plan and settings.
+
+    Args:
+        settings: what else must be the same (operation, compressor), as text.
+
+    Raises:
+        DisagreementError: says how many parameters each rank has and the first difference, with both values.
+    """
+    own = plan.digest + repr(sorted(settings.items())).encode()
+    digests = yield from gather_bytes(own, fabric)
+    if all(digest == digests[0] for digest in digests):
+        return
+    packed = yield from gather_bytes(pickle.dumps((plan, settings)), fabric)
+    offers: list[tuple[BucketPlan, dict[str, str]]] = [pickle.loads(content) for content in packed]
+    raise DisagreementError(f"{label}: ranks differ in what they reduce: {_difference(offers, fabric)}")
+
+
+def _difference(offers: list[tuple[BucketPlan, dict[str, str]]], fabric: Fabric) -> str:
+    first_plan, first_settings = offers[0]
+    zero = fabric.ranks[0]
+    for rank, (plan, settings) in zip(fabric.ranks, offers, strict=True):
+        difference = first_plan.difference(plan)
+        if difference is not None:
+            counts = ", ".join(
+                f"r{r} {len(p.specs)}" for r, (p, _) in zip(fabric.ranks[:8], offers, strict=False)
+            )
+            return (
+                f"{counts}, first difference: {difference.what} "
+                f"(rank {zero}: {difference.ours}; rank {rank}: {difference.theirs})"
+            )
+        for what, value in first_settings.items():
+            if settings.get(what) != value:
+                return f"{what} (rank {zero}: {value}; rank {rank}: {settings.get(what)})"
+    return "settings"

@@ -1,0 +1,228 @@
+"""The planned lane: buckets that all ranks reduce in one order, agreed once; nothing is negotiated per step.
+
+Operations are carried out one after the other. Every message, fences included, carries (plan, step, bucket) in its
+tag, so that ranks out of step are found out without a message more: when the next message from a rank that this one
+waits for has another tag, that rank has gone another way, and it finds the same of this one.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from horo_lite.engine.fabric import Fabric
+from horo_lite.engine.handles import Handle
+from horo_lite.engine.named import as_fault
+from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
+from horo_lite.interfaces import Schedule, Transport
+from horo_lite.transport.driver import Running
+
+_CHECK_AFTER_S = 0.05  # of waiting: looking for strangers costs a poll, and being out of step is rare
+
+
+class Place(NamedTuple):
+    """Where a rank is: the number of a plan, a step of it, a bucket. Plan 0 is the making of a new plan."""
+
+    plan: int
+    step: int
+    bucket: int
+
+
+class Tagging:
+    """Places as message tags and back, as far as a tag's bits go.
+
+    Args:
+        max_tag: the transport's; at least 2**15 - 1, as MPI guarantees.
+    """
+
+    def __init__(self, max_tag: int) -> None:
+        bits = (max_tag + 1).bit_length() - 1
+        self._step_bits = bits // 4
+        self._bucket_bits = bits * 2 // 5
+        self._plan_bits = bits - self._step_bits - self._bucket_bits
+
+    def tag(self, place: Place) -> int:
+        """The tag of a place; only plan 0 has plan bits of 0."""
+        plan = place.plan and 1 + (place.plan - 1) % ((1 << self._plan_bits) - 1)
+        step = place.step & ((1 << self._step_bits) - 1)
+        bucket = place.bucket & ((1 << self._bucket_bits) - 1)
+        return (plan << self._step_bits | step) << self._bucket_bits | bucket
+
+    def place(self, tag: int) -> Place:
+        """The place of a tag, its numbers modulo what fits."""
+        bucket = tag & ((1 << self._bucket_bits) - 1)
+        step = tag >> self._bucket_bits & ((1 << self._step_bits) - 1)
+        return Place(tag >> self._bucket_bits + self._step_bits, step, bucket)
+
+
+class Plan(Protocol):
+    """What the lane knows of a plan: its label, and how a joined rank takes part in it."""
+
+    label: str
+
+    def take_part(self, step: int, bucket: int) -> None:
+        """Submit a bucket for which this rank has nothing, as other ranks do theirs."""
+        ...
+
+
+class PlannedOperation:
+    """One bucket, or the making of a plan.
+
+    Args:
+        begin: makes the schedule; called when the operation's turn has come.
+    """
+
+    __slots__ = ("begin", "handle", "place")
+
+    def __init__(self, label: str, place: Place, begin: Callable[[], Schedule]) -> None:
+        self.begin = begin
+        self.place = place
+        self.handle = Handle(label)
+
+
+class PlannedLane:
+    """One process set's planned operations on this rank.
+
+    Args:
+        fabric: the process set's means.
+        transport: a message space of the lane's own.
+
+    Attributes:
+        joined: this rank has called ``join()``: it takes part in whatever bucket the others begin.
+    """
+
+    def __init__(self, fabric: Fabric, transport: Transport) -> None:
+        self.fabric = fabric
+        self.transport = transport
+        self.joined = False
+        self._tagging = Tagging(transport.max_tag)
+        self._queue: deque[PlannedOperation] = deque()
+        self._current: tuple[Running, PlannedOperation] | None = None
+        self._waiting_since = 0.0
+        self._plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
+        self._made = 0
+        self._broken: HorovodInternalError | None = None
+
+    def enter(self, plan: Plan) -> int:
+        """Give a plan its number, the same on every rank since plans are made in one order."""
+        self._made += 1
+        self._plans[self._tagging.place(self._tagging.tag(Place(self._made, 0, 0))).plan] = plan
+        return self._made
+
+    def submit(self, operation: PlannedOperation) -> None:
+        """Queue an operation, from any thread."""
+        self._queue.append(operation)
+
+    @property
+    def idle(self) -> bool:
+        return not (self._queue or self._current or self.joined)
+
+    @property
+    def waiting(self) -> dict[str, list[int]]:
+        """The operation under way, with the global ranks whose messages it waits for."""
+        if self._current is None:
+            return {}
+        running, operation = self._current
+        return {operation.handle.name: sorted(self.fabric.ranks[peer] for peer in running.awaited)}
+
+    def progress(self) -> bool:
+        """Do all that can be done without waiting. Returns True when anything moved."""
+        moved = False
+        while True:
+            if self._current is None:
+                if not self._queue:
+                    if not self.joined or not self._follow():
+                        return moved
+                self._begin(self._queue.popleft())
+            elif not self._advance(*self._current):
+                return moved
+            moved = True
+
+    def abandon(self, error: HorovodInternalError | None = None) -> None:
+        """Fail everything that is queued or under way."""
+        operations = [self._current[1], *self._queue] if self._current else list(self._queue)
+        for operation in operations:
+            operation.handle.fail(
+                error or ShutDownError(f"{operation.handle.name} was still under way at shutdown()")
+            )
+        self._queue.clear()
+        self._current = None
+
+    def _begin(self, operation: PlannedOperation) -> None:
+        if self._broken is not None:
+            operation.handle.fail(self._broken)
+            return
+        try:
+            schedule = operation.begin()
+        except Exception as error:
+            operation.handle.fail(as_fault(error, operation.handle.name))
+            return
+        self._current = Running(schedule, self.transport, self._tagging.tag(operation.place)), operation
+        self._waiting_since = 0.0
+
+    def _advance(self, running: Running, operation: PlannedOperation) -> bool:
+        try:
+            moved = running.advance()
+        except PeerLostError:
+            raise
+        except Exception as error:
+            operation.handle.fail(as_fault(error, operation.handle.name))
+            self._current = None
+            return True
+        if running.finished:
+            operation.handle.succeed(running.result)
+            self._current = None
+        elif moved:
+            self._waiting_since = 0.0
+        else:
+            self._look_for_strangers(running, operation)
+        return moved
+
+    def _look_for_strangers(self, running: Running, operation: PlannedOperation) -> None:
+        """After some waiting: has a rank whose message is due sent one of another place?"""
+        now = time.monotonic()
+        if not self._waiting_since:
+            self._waiting_since = now
+        if now - self._waiting_since < _CHECK_AFTER_S:
+            return
+        self._waiting_since = now
+        message = self.transport.probe()
+        tag = self._tagging.tag(operation.place)
+        if message is None or message.tag == tag or message.peer not in running.awaited:
+            return
+        rank, own = self.fabric.ranks[message.peer], self.fabric.ranks[self.transport.rank]
+        error = DisagreementError(
+            f"ranks are out of step: rank {own} is at {self._describe(tag)}, "
+            f"rank {rank} at {self._describe(message.tag)}. Every rank must make the same optimizer steps "
+            "in the same order; after this error gradients can't be exchanged until shutdown() and init()"
+        )
+        self._broken = error
+        running.close()
+        self.abandon(error)
+
+    def _describe(self, tag: int) -> str:
+        place = self._tagging.place(tag)
+        if place.plan == 0:
+            return "the making of a new plan (its parameters changed, or an optimizer was wrapped)"
+        plan = self._plans.get(place.plan)
+        label = f"plan {place.plan}" if plan is None else plan.label
+        return f"{label}, step {place.step}, bucket {place.bucket}"
+
+    def _follow(self) -> bool:
+        """On a joined rank: take part in the bucket that others have begun, if there is one."""
+        message = self.transport.probe()
+        if message is None:
+            return False
+        place = self._tagging.place(message.tag)
+        plan = self._plans.get(place.plan)
+        if plan is None:
+            self.joined = False
+            raise PeerLostError(
+                f"rank {self.fabric.ranks[self.transport.rank]} has called join(), but rank "
+                f"{self.fabric.ranks[message.peer]} is at {self._describe(message.tag)}, which this rank can't follow"
+            )
+        plan.take_part(place.step, place.bucket)
+        return bool(self._queue)

@@ -1,0 +1,321 @@
+"""Gradients in buckets: what a distributed optimizer or tape of any framework is made on.
+
+The adapter puts each gradient into its view, says so (``ready``), and calls ``finish`` once a step; afterwards the
+views hold the reduced gradients. The plan is agreed on once; a step negotiates, allocates and pickles nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from horo_lite.buckets import Bucket, GradientSpec, plan
+from horo_lite.compression import Frozen, resolve
+from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.engine.agree import agree_on_plan
+from horo_lite.engine.compressed import compressed
+from horo_lite.engine.memory import BucketMemory, private_memory, shared_memory
+from horo_lite.engine.planned import Place, PlannedOperation
+from horo_lite.errors import ArgumentError
+from horo_lite.interfaces import Array, Compressor, Parameter, Reduction, Schedule
+from horo_lite.transport.waiting import available_cores
+
+
+class GradientBuckets:
+    """The gradients of one model part, reduced together step by step. Making it is collective over the process set.
+
+    Args:
+        parameters: (name, shape, element type) of each gradient; names are unique; the same on every rank.
+        process_set: the ranks that take part.
+        op: Average, Sum or Adasum.
+        prescale_factor: every gradient is multiplied by it before the reduction.
+        postscale_factor: the result is multiplied by it.
+        compression: what goes on the wire (``hvd.Compression``), None for the gradients themselves.
+        states: per gradient, what a compressor keeps from step to step; made here when None.
+        bucket_bytes: about the size of a bucket; by default ``HORO_LITE_BUCKET_BYTES``.
+        groups: a number of groups, or lists of gradient indices that travel as one unit.
+        label: what messages call it.
+        device: "cpu", or torch's name of a device.
+        overlap: reduce buckets while backward goes on: True, False, or "auto" (tried out on the first steps).
+
+    Attributes:
+        views: per gradient, a flat array: its place in its bucket.
+
+    Raises:
+        DisagreementError: ranks differ; on every rank, with the first differing parameter and both values.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, Sequence[int], str]],
+        *,
+        process_set: ProcessSet = global_process_set,
+        op: Reduction = Reduction.AVERAGE,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        compression: Any = None,
+        states: Sequence[MutableMapping[str, Any]] | None = None,
+        bucket_bytes: int | None = None,
+        groups: int | Sequence[Sequence[int]] | None = None,
+        label: str = "optimizer",
+        device: str = "cpu",
+        overlap: bool | str = "auto",
+    ) -> None:
+        context = current()
+        member = process_set.member()
+        if member.planned is None:
+            raise ArgumentError(f"rank {context.rank} is not in {process_set}")
+        specs = [GradientSpec(name, tuple(shape), kind) for name, shape, kind in parameters]
+        if groups is not None and not isinstance(groups, int):
+            groups = [[specs[index].name for index in group] for group in groups]
+        size = context.config.bucket_bytes if bucket_bytes is None else bucket_bytes
+        self.label = label
+        self._engine = context.engine
+        self._lane = member.planned
+        self._fabric = self._lane.fabric
+        self._plan = plan(specs, size, groups)
+        self._op = Reduction(op)
+        self._scales = float(prescale_factor), float(postscale_factor)
+        self._device = device
+        self._states = states if states is not None else [{} for _ in specs]
+        self._compressors = self._bind(compression)
+        self._step = 0
+        self._number = self._lane.enter(self)
+        self._memory = self._make_memory()
+        self.views: list[Array] = [None] * len(specs)
+        self._bucket_of = [0] * len(specs)
+        for bucket, buffer in zip(self._plan.buckets, self._memory.mine, strict=True):
+            for slot, view in zip(bucket.slots, bucket.views(buffer), strict=True):
+                self.views[slot.index] = view
+                self._bucket_of[slot.index] = bucket.index
+        self._overlap = OverlapChoice(
+            context.config.overlap if overlap == "auto" else ("on" if overlap else "off"),
+            worth_trying=self._fabric.size > 1
+            and self._fabric.topology.local_size < available_cores()
+            and device == "cpu",
+        )
+        self._order: list[int] | None = None
+        self._used_anywhere = [False] * len(specs)
+        self._reset()
+
+    def _bind(self, compression: Any) -> list[Compressor] | None:
+        compressor = None if compression is None else resolve(compression)
+        if compressor is None:
+            return None
+        return [
+            compressor.bind([Parameter(s.spec.name, s.spec.shape) for s in bucket.slots])
+            for bucket in self._plan.buckets
+        ]
+
+    def _make_memory(self) -> BucketMemory:
+        settings = {
+            "op": self._op.name.title(),
+            "scale factors": str(self._scales),
+            "compression": repr(self._compressors and self._compressors[:1]),
+            "device": self._device.split(":")[0],
+        }
+
+        def make() -> Schedule:
+            yield from agree_on_plan(self._plan, settings, self.label, self._fabric)
+            if self._device != "cpu" or self._compressors is not None or self._op is Reduction.ADASUM:
+                return private_memory(self._plan, self._device)
+            return (yield from shared_memory(self._plan, self._fabric))
+
+        operation = PlannedOperation(f"{self.label}: agreement on the plan", Place(0, self._number, 0), make)
+        self._lane.submit(operation)
+        memory: BucketMemory = self._engine.wait(operation.handle)
+        return memory
+
+    # --- a step --------------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> bool:
+        """Some gradient of the present step is ready and ``finish`` has not been called."""
+        return any(self._ready)
+
+    def ready(self, index: int) -> None:
+        """The gradient ``index`` is in its view. From now on it may be reduced: do not touch it until ``finish``."""
+        if self._ready[index]:
+            return
+        self._ready[index] = True
+        bucket = self._bucket_of[index]
+        self._missing[bucket] -= 1
+        if self._missing[bucket] == 0:
+            self._completed.append(bucket)
+            if self._overlap.on:
+                self._launch_complete()
+
+    def finish(self) -> list[bool]:
+        """Reduce what has not been reduced yet, and wait for all. Gradients that are not ready go as zeros.
+
+        Returns:
+            per gradient: some rank had it in this step. Where none had, the view holds zeros.
+
+        Raises:
+            HorovodInternalError: another rank failed or is out of step.
+        """
+        try:
+            for bucket in self._sequence()[len(self._launched) :]:
+                self._launch(bucket)
+            if self._launched:
+                last = self._launched[-1]
+                self._engine.drive(lambda: last.handle.finished, last.handle)
+            for operation in self._launched:
+                operation.handle.result()
+            if self._order is None and self._overlap.worth_trying:
+                self._order = self._agree_on_order()
+            return list(self._used_anywhere)
+        finally:
+            self._step += 1
+            self._overlap.step_ended()
+            self._reset()
+
+    def _reset(self) -> None:
+        self._ready = [False] * len(self.views)
+        self._missing = [len(bucket.slots) for bucket in self._plan.buckets]
+        self._completed: list[int] = []
+        self._launched: list[PlannedOperation] = []
+
+    def _sequence(self) -> Sequence[int]:
+        """The order in which buckets are reduced, the same on all ranks."""
+        return range(len(self._plan.buckets)) if self._order is None else self._order
+
+    def _launch_complete(self) -> None:
+        sequence = self._sequence()
+        launched = len(self._launched)
+        while launched < len(sequence) and self._missing[sequence[launched]] == 0:
+            self._launch(sequence[launched])
+            launched += 1
+        if self._launched:
+            self._engine.wake()
+
+    def _launch(self, index: int) -> None:
+        bucket = self._plan.buckets[index]
+        used = [self._ready[slot.index] for slot in bucket.slots]
+        for slot, is_used in zip(bucket.slots, used, strict=True):
+            if not is_used:
+                self.views[slot.index][:] = 0
+        operation = PlannedOperation(
+            f"{self.label}, bucket {index} ({bucket.slots[0].spec.name}, ...)",
+            Place(self._number, self._step, index),
+            lambda: self._reduce(bucket, used, self._states),
+        )
+        self._launched.append(operation)
+        self._lane.submit(operation)
+
+    def take_part(self, step: int, bucket: int) -> None:
+        """For the lane, on a rank that has called ``join()``: submit a bucket of zeros."""
+        self._step = step + (bucket == self._sequence()[-1])
+        chosen = self._plan.buckets[bucket]
+        self._memory.mine[bucket][:] = 0
+        states = [Frozen(state) for state in self._states]
+        operation = PlannedOperation(
+            f"{self.label}, bucket {bucket} after join()", Place(self._number, step, bucket),
+            lambda: self._reduce(chosen, [False] * len(chosen.slots), states),
+        )
+        self._lane.submit(operation)
+
+    def close(self) -> None:
+        """Let go of shared memory; views stay valid as long as somebody holds them."""
+        self._memory.close()
+
+    # --- what happens to a bucket --------------------------------------------------------------------------------
+
+    def _reduce(
+        self, bucket: Bucket, used: list[bool], states: Sequence[MutableMapping[str, Any]]
+    ) -> Schedule:
+        buffer = self._memory.mine[bucket.index]
+        if self._compressors is not None:
+            yield from self._reduce_compressed(bucket, states)
+            used = yield from self._gather_used(used)
+        elif self._op is Reduction.ADASUM:
+            boundaries = (*(slot.start for slot in bucket.slots), bucket.used_start)
+            yield from self._fabric.adasum(
+                buffer[: bucket.used_start], bucket.type_name, boundaries, *self._scales, self._device
+            )
+            used = yield from self._gather_used(used)
+        else:
+            bucket.write_used(buffer, used)
+            peers = None if self._memory.peers is None else self._memory.peers[bucket.index]
+            yield from self._fabric.reduce_bucket(
+                buffer, peers, bucket.type_name, self._op, *self._scales, self._device
+            )
+            used = bucket.read_used(buffer)
+        for slot, is_used in zip(bucket.slots, used, strict=True):
+            self._used_anywhere[slot.index] = is_used
+
+    def _reduce_compressed(
+        self, bucket: Bucket, states: Sequence[MutableMapping[str, Any]]
+    ) -> Schedule:
+        views = [self.views[slot.index] for slot in bucket.slots]
+        prescale, postscale = self._scales
+        if prescale != 1.0:
+            for view in views:
+                view *= prescale
+        compressor = self._compressors[bucket.index] if self._compressors else None
+        own_states = [states[slot.index] for slot in bucket.slots]
+        reduced = yield from compressed(compressor, views, own_states, self._fabric)
+        factor = postscale * (self._fabric.size if self._op is Reduction.SUM else 1)
+        for view, mean in zip(views, reduced.mean, strict=True):
+            view[:] = mean
+            if factor != 1.0:
+                view *= factor
+
+    def _gather_used(self, used: list[bool]) -> Schedule:
+        """A small message of its own, where the used bits can't travel in the bucket."""
+        flags = np.array(used, np.uint8)
+        yield from self._fabric.allreduce(flags, "uint8", Reduction.MAX, staged=False)[0]
+        return [bool(flag) for flag in flags]
+
+    def _agree_on_order(self) -> list[int]:
+        """After the first step: buckets go in the order in which they were complete on the first rank."""
+        rest = [index for index in range(len(self._plan.buckets)) if index not in self._completed]
+        order = np.array([*self._completed, *rest], np.int32)
+        operation = PlannedOperation(
+            f"{self.label}: agreement on the order of buckets", Place(self._number, self._step, len(order)),
+            lambda: self._fabric.broadcast(order, 0),
+        )
+        self._lane.submit(operation)
+        self._engine.wait(operation.handle)
+        return [int(index) for index in order]
+
+
+class OverlapChoice:
+    """Whether buckets go while backward does, by what the first steps took each way.
+
+    Which way a rank goes changes no result, only when its buckets start, so each rank decides for itself.
+
+    Args:
+        wish: "on", "off" or "auto".
+        worth_trying: a core is free for the communication thread.
+    """
+
+    _WARM_UP_STEPS = 2
+    _TRIAL_STEPS = 5
+
+    def __init__(self, wish: str, worth_trying: bool) -> None:
+        self.on = wish == "on"
+        self.worth_trying = wish == "on" or (wish == "auto" and worth_trying)
+        self._trying = wish == "auto" and worth_trying
+        self._steps = 0
+        self._ended = 0.0
+        self._took_s: dict[bool, list[float]] = {True: [], False: []}
+
+    def step_ended(self) -> None:
+        """Called after every step; with "auto", tries both ways in turn and then keeps the faster one."""
+        if not self._trying:
+            return
+        now = time.perf_counter()
+        if self._steps > self._WARM_UP_STEPS:
+            self._took_s[self.on].append(now - self._ended)
+        self._steps += 1
+        self._ended = now
+        if len(self._took_s[True]) >= self._TRIAL_STEPS and len(self._took_s[False]) >= self._TRIAL_STEPS:
+            self._trying = False
+            self.on = statistics.median(self._took_s[True]) < statistics.median(self._took_s[False])
+        else:
+            self.on = not self.on
