@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horo_lite.arrays import check_supported, kernel, numpy_dtype, to_torch, type_name
+from horo_lite.arrays import Flat, check_supported, kernel, numpy_dtype, to_torch, type_name
 from horo_lite.arrays.numpy_backend import NumpyBackend
 from horo_lite.arrays.types import COMPLEX, FLOATS, HALVES, INTEGERS, ITEM_BYTES
 from horo_lite.errors import ArgumentError, ArgumentTypeError
@@ -296,3 +296,14 @@ def test_adasum_is_not_combined():
 def test_complex_scaling_keeps_infinities(name):
     result = np.asarray(reduce(name, AVERAGE, [[complex(INF, 1)], [complex(1, 1)]]))
     assert (result.real[0], result.imag[0]) == (INF, 1)
+
+
+@pytest.mark.slow
+def test_more_than_two_to_the_31_elements():
+    elements = 2**31 + 8
+    a, b = np.ones(elements, np.int8), np.ones(elements, np.int8)
+    a[-1], b[-1] = 3, 4
+    kernel("int8", SUM, 2).combine(a, [a, b], last=True)
+    assert (a[0], a[2**31 - 1], a[2**31], a[-1]) == (2, 2, 2, 7)
+    flat = Flat(a.reshape(2, -1), writable=True)
+    assert (flat.is_view, len(flat.buffer), flat.buffer[-1]) == (True, elements, 7)
