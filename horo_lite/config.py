@@ -74,7 +74,7 @@ class Config:
     """All settings of one process; ``Config.from_environment()`` reads them when ``init()`` is called."""
 
     log_level: str = setting(
-        "warning", "HORO_LITE_LOG_LEVEL", "What is logged: debug, info, warning or error.", _level, "HOROVOD_LOG_LEVEL"
+        "info", "HORO_LITE_LOG_LEVEL", "What is logged: debug, info, warning or error.", _level, "HOROVOD_LOG_LEVEL"
     )
     stall_warn_s: float = setting(
         20.0, "HORO_LITE_STALL_WARN_S",
@@ -159,3 +159,56 @@ class Config:
 
 def _says(variables: Mapping[str, str], name: str) -> bool:
     return variables.get(name, "0").strip().lower() in _TRUE
+
+
+# --- What the launcher has set: read here as well, but no setting of ours ----------------------------------------
+
+_ANNOUNCED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # SLURM_NTASKS is set by a mere allocation
+_RANK_VARIABLE = "HORO_LITE_RANK_PID"
+_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD", "HYDI_", "MPIR_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What the environment says of how this process was started.
+
+    Attributes:
+        variable: the one by which a launcher says how many processes it has started; "" without a launcher.
+        announced: that number, 1 without a launcher.
+        is_child: this is no rank but a process that a rank has started.
+        pmi_fd: the socket that Hydra hands to each rank, and that a rank's children inherit by name only.
+        threads_set: the user has said how many threads a process may use.
+    """
+
+    variable: str = ""
+    announced: int = 1
+    is_child: bool = False
+    pmi_fd: int | None = None
+    threads_set: bool = False
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Launch:
+        """Read the launcher's variables."""
+        variables = os.environ if environ is None else environ
+        variable = next((name for name in _ANNOUNCED if _number(variables.get(name))), "")
+        pid, _, job = variables.get(_RANK_VARIABLE, "").partition("@")
+        return cls(
+            variable, _number(variables.get(variable)) or 1,
+            pid not in ("", str(os.getpid())) and job == variables.get("PMIX_NAMESPACE", ""),
+            _number(variables.get("PMI_FD")), "OMP_NUM_THREADS" in variables,
+        )
+
+
+def mark_rank() -> None:
+    """Let the processes that this one starts know that they are no ranks, unless another launcher starts them."""
+    os.environ[_RANK_VARIABLE] = f"{os.getpid()}@{os.environ.get('PMIX_NAMESPACE', '')}"
+
+
+def forget_launcher() -> None:
+    """Remove what a launcher has said to the parent, so that MPI starts as a world of one here."""
+    for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
+        del os.environ[name]
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from horo_lite.config import Config
+from horo_lite import launch_check, log
+from horo_lite.config import Config, Launch
 from horo_lite.engine import Engine, Fabric, NamedLane, PlannedLane, WireStats
+from horo_lite.engine.faults import ending, parent
 from horo_lite.errors import (
     ArgumentError,
     ArgumentTypeError,
     DisagreementError,
     NotInitializedError,
 )
-from horo_lite.transport.mpi import MPIWorld
+from horo_lite.transport.mpi import MPIWorld, mpi_is_running
 from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import available_cores
-
-_log = logging.getLogger("horo_lite")
 
 
 class ProcessSet:
@@ -115,11 +114,18 @@ class Context:
     """
 
     def __init__(self, config: Config, comm: Any = None) -> None:
+        launch = launch_check.check_process(Launch.from_environment(), mpi_is_running())
         self.config = config
         self.world = MPIWorld(config, comm)
         self.topology: Topology = self.world.topology
         self.rank = self.world.rank
         self.size = self.world.size
+        log.set_up(config.log_level, self.rank, self.size)
+        launch_check.check_world(launch, config, self.size, self.world.library_version)
+        if self.size > 1:
+            ending.install(self.world, self.rank)
+            parent.watch()
+        launch_check.check_ranks(launch, config, self.topology, self.world.allgather)
         self.stats = WireStats()
         self.pid = os.getpid()
         crowded = self.topology.local_size > max(available_cores(), os.cpu_count() or 1)
@@ -231,7 +237,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     config = Config.from_environment()
     if process_sets == "dynamic":
         config, process_sets = dataclasses.replace(config, dynamic_process_sets=True), None
-    _log.setLevel(config.log_level.upper())
     context = Context(config, comm)
     _context = context
     atexit.register(shutdown)

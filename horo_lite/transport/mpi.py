@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,12 @@ def load_mpi() -> Any:
     if not MPI.Is_initialized():
         MPI.Init_thread()
     return MPI
+
+
+def mpi_is_running() -> bool:
+    """Whether the program has initialised MPI already."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized()
 
 
 class _Chunks:
@@ -177,12 +183,34 @@ class MPIWorld:
     @property
     def library_version(self) -> str:
         """The first line of the MPI library's own version text."""
-        return str(self._mpi.Get_library_version()).split("\n")[0].strip("\0 ")
+        first = str(self._mpi.Get_library_version()).split("\n")[0].split(",")[0]
+        return " ".join(first.strip("\0 ").split())
 
     @property
     def threads_multiple(self) -> bool:
         """Several threads may call MPI at once (MPI_THREAD_MULTIPLE was granted)."""
         return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
+
+    @property
+    def thread_level(self) -> str:
+        """What MPI grants to threads: single, funneled, serialized or multiple."""
+        levels = ("single", "funneled", "serialized", "multiple")
+        granted = self._mpi.Query_thread()
+        return next(level for level in levels if getattr(self._mpi, f"THREAD_{level.upper()}") == granted)
+
+    @property
+    def finalized(self) -> bool:
+        """MPI has been finalised: nothing of it may be called any more."""
+        return bool(self._mpi.Is_finalized())
+
+    def before_finalize(self, callback: Callable[[], None]) -> None:
+        """Call back when the program finalises MPI itself, before it is gone (MPI 3.1, section 8.7.1)."""
+
+        def deleted(comm: Any, key: int, value: Any) -> None:
+            callback()
+
+        key = self._mpi.Comm.Create_keyval(delete_fn=deleted)
+        self._mpi.COMM_SELF.Set_attr(key, None)
 
     def transport(self) -> MPITransport:
         """Collective: a new message space for all ranks."""

@@ -1,0 +1,188 @@
+"""A failure on this rank ends the whole job, with its traceback last and tagged with the rank.
+
+Without this an uncaught exception leaves the other ranks waiting for ever in every MPI: the failing rank blocks in
+``MPI_Finalize`` until they come there too. Installed by the first ``init()`` with more than one rank, and for the
+life of the process: after ``shutdown()`` MPI still waits for all ranks at the end.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+_FORWARD_S = 0.1  # launchers drop what a rank has printed but they have not read yet when a job is aborted
+_ABORT_S = 5.0  # MPI_Abort itself may hang on a network that is cut
+_STACK_DEPTH = 12
+
+
+class Job(Protocol):
+    """What is ended (``transport.mpi.MPIWorld``)."""
+
+    @property
+    def finalized(self) -> bool:
+        """MPI has been finalised: an ordinary failure of this process ends the job, and MPI can't be called."""
+        ...
+
+    def abort(self, code: int) -> None:
+        """End all processes of the job."""
+        ...
+
+
+class Ending:
+    """Ends the job in place of this process alone.
+
+    Args:
+        rank: for the tag of every line.
+    """
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job = job
+        self.rank = rank
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._excepthook = sys.excepthook
+        self._thread_hook = threading.excepthook
+
+    def install(self) -> None:
+        """Take over the hooks through which Python reports that nobody has caught something."""
+        sys.excepthook = self._on_exception
+        threading.excepthook = self._on_thread_exception
+        sys.exit = self._wrapped(sys.exit)  # type: ignore[assignment]
+        for name in ("exit", "quit"):  # absent under python -S
+            if hasattr(builtins, name):
+                setattr(builtins, name, self._wrapped(getattr(builtins, name)))
+        # A handler of the user's stays: it may save a checkpoint. SIGINT raises KeyboardInterrupt, seen by the hook.
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_terminate)
+
+    @property
+    def in_charge(self) -> bool:
+        """False in a forked child, and once MPI is finalised: then this process fails as any other does."""
+        return os.getpid() == self._pid and not self.job.finalized
+
+    def fail(self, text: str, code: int) -> None:
+        """Print why, tagged, and end the job; does not return."""
+        if not self._lock.acquire(blocking=False):  # another thread is at it
+            time.sleep(2 * _ABORT_S)
+        with contextlib.suppress(RuntimeError):  # no new thread once the interpreter is ending
+            threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
+        try:
+            write_tagged(self.rank, text)
+            time.sleep(_FORWARD_S)
+        finally:
+            self.job.abort(code)
+            os._exit(code)
+
+    # --- what Python calls ---------------------------------------------------------------------------------------
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not self.in_charge or self._excepthook is not sys.__excepthook__:
+            self._excepthook(kind, error, trace)
+        if self.in_charge:
+            code = 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
+            self.fail("".join(traceback.format_exception(kind, error, trace)), code)
+
+    def _on_thread_exception(self, args: Any) -> None:
+        if args.exc_type is SystemExit or not self.in_charge:
+            self._thread_hook(args)
+            return
+        if self._thread_hook is not threading.__excepthook__:
+            self._thread_hook(args)
+        name = args.thread.name if args.thread is not None else "?"
+        lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+        self.fail(f"in thread {name}:\n" + "".join(lines), 1)
+
+    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        if not self.in_charge:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        stack = "".join(traceback.format_stack(frame, _STACK_DEPTH))
+        self.fail(f"ended by {signal.Signals(number).name}, while at (innermost call last):\n{stack}", 128 + number)
+
+    def _wrapped(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        def exit_(status: object = None) -> None:
+            try:
+                leave(status)
+            except SystemExit as asked:
+                raise _Exit(self, asked.code, sys._getframe(1)) from None
+
+        exit_.__doc__ = leave.__doc__
+        return exit_
+
+    def leave(self, status: object, stack: str) -> None:
+        """Nobody has caught a ``sys.exit``: a status that tells of a failure ends the job."""
+        code = status if isinstance(status, int) else status is not None
+        if not code & 0xFF or not self.in_charge:
+            return
+        reason = "" if isinstance(status, int) else f"{status}\n"
+        self.fail(f"{reason}left with exit status {code & 0xFF}, at (innermost call last):\n{stack}", code & 0xFF)
+
+
+class _Exit(SystemExit):
+    """What a wrapped ``sys.exit`` raises: it notices when nobody has caught it.
+
+    ``finally`` blocks and ``except SystemExit`` work as ever. The interpreter itself reads ``code`` when the exception
+    has left the last frame, and it is the only reader with no Python frame beneath it.
+    """
+
+    def __init__(self, ending: Ending, status: object, caller: FrameType) -> None:
+        super().__init__(*(() if status is None else (status,)))
+        self._ending = ending
+        self._status = status
+        self._stack = "".join(traceback.format_stack(caller, _STACK_DEPTH))
+
+    @property
+    def code(self) -> Any:
+        try:
+            sys._getframe(1)
+        except ValueError:
+            self._ending.leave(self._status, self._stack)
+        return self._status
+
+    @code.setter
+    def code(self, status: Any) -> None:
+        self._status = status
+
+
+def write_tagged(rank: int, text: str) -> None:
+    """Write lines to standard error in one piece, each tagged with the rank, after what was printed before."""
+    tagged = "".join(f"[rank {rank}] {line}\n" for line in text.rstrip("\n").split("\n"))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    try:
+        sys.stderr.write(tagged)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError):
+            os.write(2, tagged.encode(errors="replace"))
+
+
+def _exit_later(code: int) -> None:
+    time.sleep(_ABORT_S)
+    os._exit(code)
+
+
+_ending: Ending | None = None
+
+
+def install(job: Job, rank: int) -> Ending:
+    """The one ``Ending`` of this process; a second ``init()`` renews the rank."""
+    global _ending
+    if _ending is None or not _ending.in_charge:
+        _ending = Ending(job, rank)
+        _ending.install()
+    _ending.job, _ending.rank = job, rank
+    return _ending
