@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle
 from horo_lite.engine.named import as_fault
 from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
-from horo_lite.interfaces import Schedule, Transport
+from horo_lite.interfaces import Schedule, Token, Transport
 from horo_lite.transport.driver import Running
 
 _CHECK_AFTER_S = 0.05  # of waiting: looking for strangers costs a poll, and being out of step is rare
@@ -43,6 +45,7 @@ class Tagging:
         self._step_bits = bits // 4
         self._bucket_bits = bits * 2 // 5
         self._plan_bits = bits - self._step_bits - self._bucket_bits
+        self.alarm = (1 << self._step_bits + self._bucket_bits) - 1  # a place in plan 0 that is never reached
 
     def tag(self, place: Place) -> int:
         """The tag of a place; only plan 0 has plan bits of 0."""
@@ -105,6 +108,7 @@ class PlannedLane:
         self._plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
         self._made = 0
         self._broken: HorovodInternalError | None = None
+        self._alarms: list[Token] = []
 
     def enter(self, plan: Plan) -> int:
         """Give a plan its number, the same on every rank since plans are made in one order."""
@@ -189,19 +193,40 @@ class PlannedLane:
         if now - self._waiting_since < _CHECK_AFTER_S:
             return
         self._waiting_since = now
-        message = self.transport.probe()
-        tag = self._tagging.tag(operation.place)
-        if message is None or message.tag == tag or message.peer not in running.awaited:
-            return
-        rank, own = self.fabric.ranks[message.peer], self.fabric.ranks[self.transport.rank]
-        error = DisagreementError(
-            f"ranks are out of step: rank {own} is at {self._describe(tag)}, "
-            f"rank {rank} at {self._describe(message.tag)}. Every rank must make the same optimizer steps "
-            "in the same order; after this error gradients can't be exchanged until shutdown() and init()"
-        )
-        self._broken = error
+        text = self._read_alarm()
+        if text is None:
+            message = self.transport.probe()
+            tag = self._tagging.tag(operation.place)
+            if message is None or message.tag == tag or message.peer not in running.awaited:
+                return
+            ranks = self.fabric.ranks
+            text = (
+                f"ranks are out of step: rank {ranks[self.transport.rank]} is at {self._describe(tag)}, "
+                f"rank {ranks[message.peer]} at {self._describe(message.tag)}. Every rank must make the same "
+                "optimizer steps in the same order; after this error gradients can't be exchanged until "
+                "shutdown() and init()"
+            )
+            self._raise_alarm(text)
+        self._broken = DisagreementError(text)
         running.close()
-        self.abandon(error)
+        self.abandon(self._broken)
+
+    def _raise_alarm(self, text: str) -> None:
+        """Tell everyone: a rank that waits for one of the two would never find out."""
+        message = np.frombuffer(text.encode(), np.uint8)
+        for peer in range(self.transport.size):
+            if peer != self.transport.rank:
+                self._alarms.append(self.transport.send(message, peer, self._tagging.alarm))
+
+    def _read_alarm(self) -> str | None:
+        message = self.transport.probe(self._tagging.alarm)
+        if message is None:
+            return None
+        buffer = np.empty(message.size_bytes, np.uint8)
+        token = self.transport.recv(buffer, message.peer, message.tag)
+        while not self.transport.done((token,)):  # it has arrived
+            pass
+        return buffer.tobytes().decode()
 
     def _describe(self, tag: int) -> str:
         place = self._tagging.place(tag)
