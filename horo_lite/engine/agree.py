@@ -6,22 +6,10 @@ import pickle
 from collections.abc import Generator
 from typing import Any
 
-import numpy as np
-
 from horo_lite.buckets import BucketPlan
 from horo_lite.engine.fabric import Fabric
+from horo_lite.engine.sharing import gather_bytes
 from horo_lite.errors import DisagreementError
-
-
-def gather_bytes(own: bytes, fabric: Fabric) -> Generator[Any, Any, list[bytes]]:
-    """Schedule: every member's bytes, of any lengths, in order."""
-    lengths = np.zeros(fabric.size, np.int64)
-    yield from fabric.allgather(np.array([len(own)], np.int64), lengths, [1] * fabric.size)
-    counts = [int(n) for n in lengths]
-    whole = np.empty(sum(counts), np.uint8)
-    yield from fabric.allgather(np.frombuffer(own, np.uint8), whole, counts)
-    ends = np.cumsum(counts)
-    return [whole[end - n : end].tobytes() for end, n in zip(ends, counts, strict=True)]
 
 
 def agree_on_plan(

@@ -9,13 +9,18 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from horo_lite.arrays import ArrayKernel, kernel
 from horo_lite.collectives.partition import chunks, offsets_of
 from horo_lite.collectives.registry import algorithm
 from horo_lite.config import Config
+from horo_lite.engine.sharing import shared_blocks
 from horo_lite.interfaces import Array, Group, Reduction, Schedule, Transport
 from horo_lite.transport.topology import Topology
 
+_SMALL_BYTES = 32 << 10
+_STAGING_BYTES = 3 << 20  # three pieces of 1 MiB, so that what one rank writes another finds in a cache
 _SMALL_BROADCAST_BYTES = 256 << 10
 
 
@@ -51,6 +56,8 @@ class Fabric:
         self.group = Group.whole(transport.rank, transport.size)
         self.size = transport.size
         self._config = config
+        self._one_node = len(topology.nodes) == 1 and self.shares_memory
+        self._staging: list[Array] | None = None
         self._choices: dict[tuple[object, ...], tuple[Callable[..., Schedule], ArrayKernel, bool]] = {}
 
     def allreduce(
@@ -82,15 +89,34 @@ class Fabric:
         self, buffer: Array, arithmetic: ArrayKernel, reduction: Reduction, staged: bool
     ) -> tuple[Callable[..., Schedule], ArrayKernel, bool]:
         """The algorithm for all-reduces like this one, made once."""
+        whole = "pairwise" if arithmetic.wide else "ring"
         if reduction is Reduction.ADASUM:
             name = "adasum"
         elif self._config.algorithm != "auto":
             name = self._config.algorithm
+        elif buffer.nbytes <= _SMALL_BYTES:
+            name = "gathered" if arithmetic.wide else "recursive_doubling"
         else:
-            name = "pairwise" if arithmetic.wide else "ring"
+            name = "shared" if self._one_node else whole
+        if name == "shared":
+            if staged and self._one_node and isinstance(buffer, np.ndarray):
+                return self._shared_allreduce, arithmetic, True
+            name = whole
         chosen = algorithm("allreduce", name)
         context = {k: v for k, v in self._context(buffer).items() if k in chosen.takes}
         return functools.partial(chosen.schedule, **context), arithmetic, False
+
+    def _shared_allreduce(self, group: Group, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
+        """Through the staging areas, which the first such all-reduce makes; by messages where memory is not shared."""
+        if self._staging is None:
+            blocks = yield from shared_blocks(_STAGING_BYTES, self)
+            self._staging = [block.array("uint8", 0, _STAGING_BYTES) for block in blocks]
+        if self._staging:
+            areas = [area.view(buffer.dtype) for area in self._staging]
+            yield from algorithm("allreduce", "shared")(group, buffer, arithmetic, staging=areas)
+        else:
+            name = "pairwise" if arithmetic.wide else "ring"
+            yield from algorithm("allreduce", name)(group, buffer, arithmetic, **self._context(buffer))
 
     def adasum(
         self,

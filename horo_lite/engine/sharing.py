@@ -1,0 +1,59 @@
+"""How the ranks of a node come to share memory: one block each, attached by all, or none at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from horo_lite.transport.shared import SharedBlock, SharedMemoryError
+
+if TYPE_CHECKING:
+    from horo_lite.engine.fabric import Fabric
+
+_log = logging.getLogger("horo_lite")
+
+
+def gather_bytes(own: bytes, fabric: Fabric) -> Generator[Any, Any, list[bytes]]:
+    """Schedule: every member's bytes, of any lengths, in order."""
+    lengths = np.zeros(fabric.size, np.int64)
+    yield from fabric.allgather(np.array([len(own)], np.int64), lengths, [1] * fabric.size)
+    counts = [int(n) for n in lengths]
+    whole = np.empty(sum(counts), np.uint8)
+    yield from fabric.allgather(np.frombuffer(own, np.uint8), whole, counts)
+    ends = np.cumsum(counts)
+    return [whole[end - n : end].tobytes() for end, n in zip(ends, counts, strict=True)]
+
+
+def shared_blocks(nbytes: int, fabric: Fabric) -> Generator[Any, Any, list[SharedBlock]]:
+    """Schedule: the blocks of all ranks of this node, in order; none where any rank of any node can't map them.
+
+    Every member of the process set takes part, and all decide alike, so that all go on with the same schedules.
+    """
+    local = fabric.topology.local_ranks
+    own = fabric.group.index
+    block: SharedBlock | None = None
+    if fabric.shares_memory and nbytes:
+        try:
+            block = SharedBlock.create(nbytes)
+        except SharedMemoryError as error:
+            _log.info("this node's ranks share no memory: %s", error)
+    tokens = yield from gather_bytes(b"" if block is None else block.token.encode(), fabric)
+    blocks: list[SharedBlock] = []
+    if block is not None and all(tokens[rank] for rank in local):
+        try:
+            blocks = [
+                block if rank == own else SharedBlock.attach(tokens[rank].decode(), nbytes) for rank in local
+            ]
+        except SharedMemoryError as error:
+            _log.info("this node's ranks share no memory: %s", error)
+    answers = yield from gather_bytes(b"1" if blocks else b"0", fabric)
+    if block is not None:
+        block.unlink()
+    if b"0" in answers:
+        for mapped in blocks or ([block] if block is not None else []):
+            mapped.close()
+        return []
+    return blocks
