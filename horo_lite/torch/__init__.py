@@ -1,0 +1,86 @@
+"""Data-parallel PyTorch: ``import horo_lite.torch as hvd`` in place of ``import horovod.torch as hvd``."""
+
+from __future__ import annotations
+
+from horo_lite.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    nccl_built,
+    rocm_built,
+)
+from horo_lite.compression import Compression
+from horo_lite.context import (
+    ProcessSet,
+    add_process_set,
+    cross_rank,
+    cross_size,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_threads_supported,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+)
+from horo_lite.errors import (
+    DisagreementError,
+    HoroLiteError,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    LaunchError,
+    MPIMissingError,
+    NotInitializedError,
+    PeerLostError,
+)
+from horo_lite.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from horo_lite.torch.mpi_ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
+    poll,
+    reducescatter,
+    reducescatter_async,
+    sparse_allreduce_async,
+    synchronize,
+)
+from horo_lite.version import __version__
