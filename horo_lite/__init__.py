@@ -24,6 +24,9 @@ from horo_lite.context import (
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
+    wire_stats,
 )
 from horo_lite.errors import (
     DisagreementError,

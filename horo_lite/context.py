@@ -14,8 +14,9 @@ from typing import Any
 
 from horo_lite import launch_check, log
 from horo_lite.config import Config, Launch
-from horo_lite.engine import Engine, Fabric, NamedLane, PlannedLane, WireStats
+from horo_lite.engine import Engine, Fabric, Instruments, NamedLane, PlannedLane, WireStats
 from horo_lite.engine.faults import ending, parent
+from horo_lite.engine.timeline import Timeline
 from horo_lite.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -126,10 +127,10 @@ class Context:
             ending.install(self.world, self.rank)
             parent.watch()
         launch_check.check_ranks(launch, config, self.topology, self.world.allgather)
-        self.stats = WireStats()
+        self.instruments = Instruments()
         self.pid = os.getpid()
         crowded = self.topology.local_size > max(available_cores(), os.cpu_count() or 1)
-        self.engine = Engine(spin_polls=0 if crowded else 100)
+        self.engine = Engine(0 if crowded else 100, instruments=self.instruments)
         self.members: dict[int, Member] = {}
         self._sets: dict[int, ProcessSet] = {}
         self._next_id = 1
@@ -140,10 +141,10 @@ class Context:
 
     def _join_set(self, ranks: tuple[int, ...], named: Any, planned: Any) -> Member:
         topology = self.topology.within(ranks)
-        fabric = Fabric(named, ranks, topology, self.config, self.stats)
+        fabric = Fabric(named, ranks, topology, self.config, self.instruments)
         member = Member(ranks, NamedLane(fabric), PlannedLane(fabric, planned))
-        self.engine.add(member.lane)
-        self.engine.add(member.planned)
+        for lane in member.lanes:
+            self.engine.add(lane)
         return member
 
     def register(self, process_set: ProcessSet) -> None:
@@ -208,6 +209,8 @@ class Context:
     def close(self) -> None:
         """Give threads and communicators back; MPI stays initialised."""
         self.engine.close()
+        if self.instruments.timeline is not None:
+            self.instruments.timeline.close()
         for process_set in self._sets.values():
             process_set.process_set_id = None
         for member in self.members.values():
@@ -235,11 +238,15 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     if _context is not None:
         return
     config = Config.from_environment()
-    if process_sets == "dynamic":
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise ArgumentError(f'process_sets={process_sets!r}: expected a list of process sets, or "dynamic"')
         config, process_sets = dataclasses.replace(config, dynamic_process_sets=True), None
     context = Context(config, comm)
     _context = context
     atexit.register(shutdown)
+    if context.config.timeline.upper() not in ("", "DYNAMIC"):
+        start_timeline(context.config.timeline, config.timeline_mark_cycles)
     for process_set in process_sets or ():
         context.register(process_set)
 
@@ -300,6 +307,40 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     """The global ranks of every registered process set, by its number."""
     return {number: list(member.ranks) for number, member in current().members.items()}
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Record from now on what the engine does, as a Chrome trace, on rank 0.
+
+    Args:
+        file_path: the file; an existing one is replaced.
+        mark_cycles: also mark each round of the engine (``CYCLE_START``).
+
+    Raises:
+        ValueError: neither ``HORO_LITE_TIMELINE`` nor ``HOROVOD_TIMELINE`` is set (``DYNAMIC``), or no such folder.
+    """
+    context = current()
+    if not context.config.timeline:
+        raise ArgumentError("start_timeline() needs HOROVOD_TIMELINE=DYNAMIC in the environment before init()")
+    stop_timeline()
+    if context.rank == 0:
+        context.instruments.timeline = Timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the recording and finish its file."""
+    instruments = current().instruments
+    timeline, instruments.timeline = instruments.timeline, None
+    if timeline is not None:
+        timeline.close()
+
+
+def wire_stats() -> WireStats:
+    """What this rank has exchanged since ``init()``: a snapshot."""
+    context = current()
+    lanes = [lane for member in context.members.values() for lane in member.lanes]
+    sent_bytes = sum(lane.transport.sent_bytes for lane in lanes)
+    return dataclasses.replace(context.instruments.stats, sent_bytes=sent_bytes)
 
 
 def rank() -> int:

@@ -126,7 +126,7 @@ def _compressor(
     """The compressor of a plain call, and what it keeps from call to call under the operation's name."""
     if compression is None:
         return None, []
-    from horo_lite.compression import resolve  # noqa: PLC0415  (only calls that compress pay for the import)
+    from horo_lite.compression import resolve
 
     compressor = resolve(compression)
     if compressor is None:

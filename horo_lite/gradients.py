@@ -6,8 +6,6 @@ views hold the reduced gradients. The plan is agreed on once; a step negotiates,
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
@@ -19,10 +17,10 @@ from horo_lite.context import ProcessSet, current, global_process_set
 from horo_lite.engine.agree import agree_on_plan
 from horo_lite.engine.compressed import compressed
 from horo_lite.engine.memory import BucketMemory, private_memory, shared_memory
+from horo_lite.engine.overlap import OverlapChoice, core_is_free
 from horo_lite.engine.planned import Place, PlannedOperation
 from horo_lite.errors import ArgumentError
 from horo_lite.interfaces import Array, Compressor, Parameter, Reduction, Schedule
-from horo_lite.transport.waiting import available_cores
 
 
 class GradientBuckets:
@@ -70,14 +68,17 @@ class GradientBuckets:
         if member.planned is None:
             raise ArgumentError(f"rank {context.rank} is not in {process_set}")
         specs = [GradientSpec(name, tuple(shape), kind) for name, shape, kind in parameters]
-        if groups is not None and not isinstance(groups, int):
-            groups = [[specs[index].name for index in group] for group in groups]
+        units: int | list[list[str]] | None
+        if groups is None or isinstance(groups, int):
+            units = groups
+        else:
+            units = [[specs[index].name for index in group] for group in groups]
         size = context.config.bucket_bytes if bucket_bytes is None else bucket_bytes
         self.label = label
         self._engine = context.engine
         self._lane = member.planned
         self._fabric = self._lane.fabric
-        self._plan = plan(specs, size, groups)
+        self._plan = plan(specs, size, units)
         self._op = Reduction(op)
         self._scales = float(prescale_factor), float(postscale_factor)
         self._device = device
@@ -94,9 +95,7 @@ class GradientBuckets:
                 self._bucket_of[slot.index] = bucket.index
         self._overlap = OverlapChoice(
             context.config.overlap if overlap == "auto" else ("on" if overlap else "off"),
-            worth_trying=self._fabric.size > 1
-            and self._fabric.topology.local_size < available_cores()
-            and device == "cpu",
+            worth_trying=device == "cpu" and core_is_free(self._fabric.topology),
         )
         self._order: list[int] | None = None
         self._used_anywhere = [False] * len(specs)
@@ -229,8 +228,12 @@ class GradientBuckets:
         self, bucket: Bucket, used: list[bool], states: Sequence[MutableMapping[str, Any]]
     ) -> Schedule:
         buffer = self._memory.mine[bucket.index]
+        dense_bytes = sum(slot.spec.nbytes for slot in bucket.slots)
+        self._fabric.stats.dense_bytes += dense_bytes
+        if self._compressors is None:
+            self._fabric.stats.payload_bytes += dense_bytes
         if self._compressors is not None:
-            yield from self._reduce_compressed(bucket, states)
+            yield from self._reduce_compressed(self._compressors[bucket.index], bucket, states)
             used = yield from self._gather_used(used)
         elif self._op is Reduction.ADASUM:
             boundaries = (*(slot.start for slot in bucket.slots), bucket.used_start)
@@ -249,14 +252,13 @@ class GradientBuckets:
             self._used_anywhere[slot.index] = is_used
 
     def _reduce_compressed(
-        self, bucket: Bucket, states: Sequence[MutableMapping[str, Any]]
+        self, compressor: Compressor, bucket: Bucket, states: Sequence[MutableMapping[str, Any]]
     ) -> Schedule:
         views = [self.views[slot.index] for slot in bucket.slots]
         prescale, postscale = self._scales
         if prescale != 1.0:
             for view in views:
                 view *= prescale
-        compressor = self._compressors[bucket.index] if self._compressors else None
         own_states = [states[slot.index] for slot in bucket.slots]
         reduced = yield from compressed(compressor, views, own_states, self._fabric)
         factor = postscale * (self._fabric.size if self._op is Reduction.SUM else 1)
@@ -282,40 +284,3 @@ class GradientBuckets:
         self._lane.submit(operation)
         self._engine.wait(operation.handle)
         return [int(index) for index in order]
-
-
-class OverlapChoice:
-    """Whether buckets go while backward does, by what the first steps took each way.
-
-    Which way a rank goes changes no result, only when its buckets start, so each rank decides for itself.
-
-    Args:
-        wish: "on", "off" or "auto".
-        worth_trying: a core is free for the communication thread.
-    """
-
-    _WARM_UP_STEPS = 2
-    _TRIAL_STEPS = 5
-
-    def __init__(self, wish: str, worth_trying: bool) -> None:
-        self.on = wish == "on"
-        self.worth_trying = wish == "on" or (wish == "auto" and worth_trying)
-        self._trying = wish == "auto" and worth_trying
-        self._steps = 0
-        self._ended = 0.0
-        self._took_s: dict[bool, list[float]] = {True: [], False: []}
-
-    def step_ended(self) -> None:
-        """Called after every step; with "auto", tries both ways in turn and then keeps the faster one."""
-        if not self._trying:
-            return
-        now = time.perf_counter()
-        if self._steps > self._WARM_UP_STEPS:
-            self._took_s[self.on].append(now - self._ended)
-        self._steps += 1
-        self._ended = now
-        if len(self._took_s[True]) >= self._TRIAL_STEPS and len(self._took_s[False]) >= self._TRIAL_STEPS:
-            self._trying = False
-            self.on = statistics.median(self._took_s[True]) < statistics.median(self._took_s[False])
-        else:
-            self.on = not self.on

@@ -154,6 +154,7 @@ class Transport(Protocol):
     rank: int
     size: int
     max_tag: int
+    sent_bytes: int
 
     def send(self, buffer: Array, peer: int, tag: int) -> Token: ...
 

@@ -7,7 +7,7 @@ does no I/O: the MPI driver, the simulator and a world of one carry out the same
 
 from __future__ import annotations
 
-from horo_lite.collectives import (  # noqa: F401  (each registers its algorithms)
+from horo_lite.collectives import (
     adasum,
     allgather,
     barrier,

@@ -7,9 +7,10 @@ planned operations (a fixed order, agreed once); a ``Fabric`` gives them transpo
 from __future__ import annotations
 
 from horo_lite.engine.engine import Engine
-from horo_lite.engine.fabric import Fabric, WireStats
+from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle
+from horo_lite.engine.instruments import Instruments, WireStats
 from horo_lite.engine.named import NamedLane
 from horo_lite.engine.planned import PlannedLane
 
-__all__ = ["Engine", "Fabric", "Handle", "NamedLane", "PlannedLane", "WireStats"]
+__all__ = ["Engine", "Fabric", "Handle", "Instruments", "NamedLane", "PlannedLane", "WireStats"]

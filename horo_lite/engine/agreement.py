@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from horo_lite.interfaces import Reduction
+from horo_lite.interfaces import Compressor, Reduction
 
 Shape = tuple[int, ...]
 
@@ -24,7 +24,7 @@ class Signature(NamedTuple):
     root: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
-    compression: str = "none"
+    compression: Compressor | None = None
     splits: tuple[int, ...] | None = None  # each rank's own, no agreement needed
     fault: str = ""  # why this rank cannot take part, so that the others hear of it
 
@@ -39,11 +39,11 @@ def disagreement(name: str, signatures: Mapping[int, Signature]) -> str | None:
     Returns:
         None when all agree, else a text that names the ranks and both values.
     """
-    first_rank, first = next(iter(signatures.items()))
+    first = next(iter(signatures.values()))
     for rank, signature in signatures.items():
         if signature.fault:
             return f"tensor {name!r}: rank {rank} could not take part: {signature.fault}"
-    for rank, signature in signatures.items():
+    for signature in signatures.values():
         if signature == first:
             continue
         for what, read in _COMPARED:
@@ -70,7 +70,7 @@ _COMPARED: list[tuple[str, Callable[[Signature], Any]]] = [
     ("root ranks", lambda s: s.root),
     ("prescale factors", lambda s: s.prescale),
     ("postscale factors", lambda s: s.postscale),
-    ("compressors", lambda s: s.compression),
+    ("compressors", lambda s: repr(s.compression)),
 ]
 
 
@@ -79,7 +79,7 @@ def _text(
 ) -> str:
     shown: dict[str, list[int]] = {}
     for rank, signature in signatures.items():
-        value = signature.shapes if what == "shapes" else read(signature)
+        value: Any = signature.shapes if what == "shapes" else read(signature)
         if what == "reduce operations":
             value = Reduction(value).name.title()
         shown.setdefault(_show(value), []).append(rank)

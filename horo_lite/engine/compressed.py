@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,24 @@ def compressed(
 ) -> Generator[Any, Any, Reduced]:
     """Exchange one bucket's gradients through a compressor (``interfaces.Compressor``)."""
     work = compressor.reduce(gradients, states, fabric.group)
+    stats = fabric.stats
     reply: Any = None
+    encoding = True
     while True:
+        started = time.perf_counter()
         try:
             request = work.send(reply)
         except StopIteration as stop:
+            stats.decode_s += time.perf_counter() - started
             return stop.value
+        asked = time.perf_counter()
+        if encoding:
+            stats.encode_s += asked - started
+        else:
+            stats.decode_s += asked - started
+        encoding = False
         reply = yield from _ANSWERS[type(request)](request, fabric)
+        stats.wire_s += time.perf_counter() - asked
 
 
 def _sum(request: SumRequest, fabric: Fabric) -> Generator[Any, Any, Array]:

@@ -97,15 +97,14 @@ class Coordinator:
             return None
         del self._table[key]
         first = next(iter(members.values()))
-        if isinstance(first, Agreement) and len(members) == self._size:
-            if all(asked is first for asked in members.values()):
-                return Verdict(key, first)
+        complete = len(members) == self._size
+        if complete and isinstance(first, Agreement) and all(a is first for a in members.values()):
+            return Verdict(key, first)
         signatures = {
             member: asked.signatures[member] if isinstance(asked, Agreement) else asked
             for member, asked in sorted(members.items())
         }
         error = disagreement(str(key), {self._ranks[m]: s for m, s in signatures.items()})
-        complete = len(signatures) == self._size
         if error is None and not complete:
             error = self._absent_root(key, signatures)
         if error is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from horo_lite.engine.handles import Handle
+from horo_lite.engine.instruments import Instruments
 from horo_lite.errors import HorovodInternalError, PeerLostError
 from horo_lite.transport.waiting import Backoff
 
@@ -40,7 +41,10 @@ class Engine:
         threaded: start the communication thread; False where the caller does all polling (unit tests).
     """
 
-    def __init__(self, spin_polls: int = 100, threaded: bool = True) -> None:
+    def __init__(
+        self, spin_polls: int = 100, threaded: bool = True, instruments: Instruments | None = None
+    ) -> None:
+        self.instruments = instruments or Instruments()
         self._lanes: list[Lane] = []
         self._lock = threading.Lock()
         self._work = threading.Event()
@@ -117,6 +121,9 @@ class Engine:
     def _progress(self) -> bool:
         """One round over the lanes, by the thread that holds the lock."""
         moved = False
+        timeline = self.instruments.timeline
+        if timeline is not None and timeline.mark_cycles:
+            timeline.cycle()
         for lane in self._lanes:
             if lane.idle:
                 continue
@@ -125,7 +132,7 @@ class Engine:
                     moved = True
             except PeerLostError as error:
                 lane.abandon(error)
-            except Exception as error:  # a fault of ours or of a user's compressor: whoever waits gets it
+            except Exception as error:  # noqa: BLE001  (a fault of ours: whoever waits gets it)
                 fault = HorovodInternalError(f"the engine failed: {type(error).__name__}: {error}")
                 fault.__cause__ = error
                 lane.abandon(fault)

@@ -5,7 +5,6 @@ Operations ask it for schedules; it picks the algorithm, the same on every rank,
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -15,6 +14,7 @@ from horo_lite.arrays import ArrayKernel, kernel
 from horo_lite.collectives.partition import chunks, offsets_of
 from horo_lite.collectives.registry import algorithm
 from horo_lite.config import Config
+from horo_lite.engine.instruments import Instruments
 from horo_lite.engine.sharing import shared_blocks
 from horo_lite.interfaces import Array, Group, Reduction, Schedule, Transport
 from horo_lite.transport.topology import Topology
@@ -22,19 +22,6 @@ from horo_lite.transport.topology import Topology
 _SMALL_BYTES = 32 << 10
 _STAGING_BYTES = 3 << 20  # three pieces of 1 MiB, so that what one rank writes another finds in a cache
 _SMALL_BROADCAST_BYTES = 256 << 10
-
-
-@dataclasses.dataclass
-class WireStats:
-    """What this rank has handed to the wire since ``init()``.
-
-    Attributes:
-        dense_bytes: what the gradients would have been without compression.
-        payload_bytes: what compressors made of them.
-    """
-
-    dense_bytes: int = 0
-    payload_bytes: int = 0
 
 
 class Fabric:
@@ -47,12 +34,18 @@ class Fabric:
     """
 
     def __init__(
-        self, transport: Transport, ranks: tuple[int, ...], topology: Topology, config: Config, stats: WireStats
+        self,
+        transport: Transport,
+        ranks: tuple[int, ...],
+        topology: Topology,
+        config: Config,
+        instruments: Instruments,
     ) -> None:
         self.transport = transport
         self.ranks = ranks
         self.topology = topology
-        self.stats = stats
+        self.instruments = instruments
+        self.stats = instruments.stats
         self.group = Group.whole(transport.rank, transport.size)
         self.size = transport.size
         self._config = config
@@ -113,6 +106,7 @@ class Fabric:
             self._staging = [block.array("uint8", 0, _STAGING_BYTES) for block in blocks]
         if self._staging:
             areas = [area.view(buffer.dtype) for area in self._staging]
+            self._count_shared(buffer)
             yield from algorithm("allreduce", "shared")(group, buffer, arithmetic, staging=areas)
         else:
             name = "pairwise" if arithmetic.wide else "ring"
@@ -150,8 +144,14 @@ class Fabric:
             return self.allreduce(mine, type_name, reduction, prescale, postscale, device, staged=False)[0]
         if prescale != 1.0:
             arithmetic.prescale(mine)
+        self._count_shared(mine)
         chosen = algorithm("resident_allreduce", "hierarchical" if several_nodes else "flat")
         return chosen(self.group, mine, peers, arithmetic, **self._context(mine))
+
+    def _count_shared(self, buffer: Array) -> None:
+        """A rank reads its slice of the others' memory to reduce, and the others' slices to read back."""
+        others = self.topology.local_size - 1
+        self.stats.shared_bytes += 2 * others * buffer.nbytes // self.topology.local_size
 
     @property
     def shares_memory(self) -> bool:

@@ -18,8 +18,8 @@ import numpy as np
 
 from horo_lite.engine.agreement import Signature
 from horo_lite.engine.coordinator import Agreement, Coordinator, Key, Verdict
-from horo_lite.engine.operations import Operation, stand_in
 from horo_lite.engine.fabric import Fabric
+from horo_lite.engine.operations import Operation, stand_in
 from horo_lite.errors import (
     DisagreementError,
     HoroLiteError,
@@ -132,6 +132,9 @@ class NamedLane:
             )
             return
         self._asked[key] = operation
+        timeline = self._fabric.instruments.timeline
+        if timeline is not None:
+            timeline.begin(str(key), f"NEGOTIATE_{signature.kind.upper()}")
         known = self._known.get((key.name, signature))
         if self._coordinator is not None:
             self._announce(self._coordinator.ask(0, key, signature if known is None else known))
@@ -193,9 +196,12 @@ class NamedLane:
         """Every member, for every verdict, in the same order: start the operation or fail it."""
         operation = self._asked.pop(verdict.key, None)
         agreement = verdict.agreement
+        timeline = self._fabric.instruments.timeline
+        if timeline is not None:
+            timeline.end(str(verdict.key))
         if agreement is not None:
             if agreement.number is not None and agreement.number not in self._agreed:
-                self._remember(agreement)
+                self._remember(agreement, agreement.number)
             self._start(operation or stand_in(agreement.signatures), agreement)
         elif operation is None:
             return
@@ -204,9 +210,9 @@ class NamedLane:
         else:
             operation.handle.succeed(self._fabric.ranks[verdict.last_joined])
 
-    def _remember(self, agreement: Agreement) -> None:
+    def _remember(self, agreement: Agreement, number: int) -> None:
         """Keep an agreement under its number; all members do so at the same verdict."""
-        self._agreed[agreement.number] = agreement
+        self._agreed[number] = agreement
         self._known[agreement.name, agreement.signatures[self._member]] = agreement
         if len(self._known) > _CACHE_CAPACITY:
             del self._known[next(iter(self._known))]
@@ -215,9 +221,12 @@ class NamedLane:
 
     def _start(self, operation: Operation, agreement: Agreement) -> None:
         tag = _FIRST_DATA_TAG + next(self._started) % self._tags
+        timeline = self._fabric.instruments.timeline
+        if timeline is not None:
+            timeline.begin(operation.handle.name, operation.signature.kind.upper())
         try:
             schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
             operation.handle.fail(as_fault(error, operation.handle.name))
             return
         running = Running(schedule, self.transport, tag)
@@ -237,10 +246,13 @@ class NamedLane:
         try:
             moved = running.advance()
             if running.finished:
+                timeline = self._fabric.instruments.timeline
+                if timeline is not None:
+                    timeline.end(operation.handle.name)
                 operation.handle.succeed(operation.result())
         except PeerLostError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
             running.finished = moved = True
             operation.handle.fail(as_fault(error, operation.handle.name))
         return moved

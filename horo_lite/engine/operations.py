@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -90,7 +90,6 @@ class AllReduce(Operation):
         self._states = states
         self._outputs: Sequence[Any] = tensors
         self._flats: list[Flat] = []
-        label = "none" if compressor is None else repr(compressor)
         types = tuple([type_name(tensor) for tensor in tensors])
         for type_ in types:
             _check_supported(type_, reduction, prescale, postscale)
@@ -98,7 +97,7 @@ class AllReduce(Operation):
         device = device_name(tensors[0]) if tensors else "cpu"
         super().__init__(
             name,
-            Signature(self.kind, types, shapes, device, reduction, -1, prescale, postscale, label),
+            Signature(self.kind, types, shapes, device, reduction, -1, prescale, postscale, compressor),
         )
 
     def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
@@ -109,9 +108,13 @@ class AllReduce(Operation):
             self._flats = [Flat(output) for output in self._outputs]
             for flat, tensor in zip(self._flats, self._tensors, strict=True):
                 flat.buffer[:] = Flat(tensor).buffer
-        if self._compressor is not None:
+        dense_bytes = sum([flat.buffer.nbytes for flat in self._flats])
+        fabric.stats.dense_bytes += dense_bytes
+        if self._compressor is None:
+            fabric.stats.payload_bytes += dense_bytes
+        else:
             buffers = [flat.buffer for flat in self._flats]
-            return self._compressed(buffers, fabric), False
+            return self._compressed(self._compressor, buffers, fabric), False
         if len(self._flats) == 1:
             return self._reduce(self._flats[0].buffer, self.signature.types[0], fabric)
         return self._reduce_group(fabric), True
@@ -139,12 +142,12 @@ class AllReduce(Operation):
             yield from self._reduce(whole, name, fabric)[0]
             unpack(whole, buffers)
 
-    def _compressed(self, buffers: list[Array], fabric: Fabric) -> Schedule:
+    def _compressed(self, compressor: Compressor, buffers: list[Array], fabric: Fabric) -> Schedule:
         s = self.signature
         for buffer in buffers:
             if s.prescale != 1.0:
                 buffer *= s.prescale
-        reduced = yield from compressed(self._compressor, buffers, self._states, fabric)
+        reduced = yield from compressed(compressor, buffers, self._states, fabric)
         factor = s.postscale * (fabric.size if s.reduction == Reduction.SUM else 1)
         for buffer, mean in zip(buffers, reduced.mean, strict=True):
             buffer[:] = mean
@@ -282,10 +285,8 @@ class AllToAll(Operation):
         shape = tuple(self._tensor.shape)
         row = math.prod(shape[1:])
         sent = [0] * fabric.size if fabric.group.index not in signatures else list(self._splits)
-        self._received = [
-            signatures[member].splits[fabric.group.index] if member in signatures else 0
-            for member in range(fabric.size)
-        ]
+        splits = [signatures[member].splits if member in signatures else None for member in range(fabric.size)]
+        self._received = [0 if parts is None else parts[fabric.group.index] for parts in splits]
         self._output = new_tensor((sum(self._received), *shape[1:]), self._tensor)
         return (
             fabric.alltoall(
@@ -428,7 +429,10 @@ def _identity(name: str, reduction: Reduction) -> Any:
 
 def _absent_allreduce(s: Signature) -> Operation:
     tensors = [_blank(s, i) for i in range(len(s.shapes))]
-    return AllReduce(tensors, "", Reduction(s.reduction), s.prescale, s.postscale, grouped=True, in_place=True)
+    return AllReduce(
+        tensors, "", Reduction(s.reduction), s.prescale, s.postscale, grouped=True, in_place=True,
+        compressor=s.compression, states=[{} for _ in tensors],
+    )
 
 
 def _absent_reducescatter(s: Signature) -> Operation:
@@ -436,7 +440,7 @@ def _absent_reducescatter(s: Signature) -> Operation:
     return ReduceScatter(tensors, "", Reduction(s.reduction), s.prescale, s.postscale, grouped=True)
 
 
-_STAND_INS = {
+_STAND_INS: dict[str, Callable[[Signature], Operation]] = {
     "allreduce": _absent_allreduce,
     "allgather": lambda s: AllGather([_blank(s, i, 0) for i in range(len(s.shapes))], "", grouped=True),
     "alltoall": lambda s: AllToAll(_blank(s, 0, 0), "", None, 1),

@@ -118,6 +118,9 @@ class PlannedLane:
 
     def submit(self, operation: PlannedOperation) -> None:
         """Queue an operation, from any thread."""
+        timeline = self.fabric.instruments.timeline
+        if timeline is not None:
+            timeline.begin(operation.handle.name, "QUEUE")
         self._queue.append(operation)
 
     @property
@@ -137,9 +140,8 @@ class PlannedLane:
         moved = False
         while True:
             if self._current is None:
-                if not self._queue:
-                    if not self.joined or not self._follow():
-                        return moved
+                if not self._queue and not (self.joined and self._follow()):
+                    return moved
                 self._begin(self._queue.popleft())
             elif not self._advance(*self._current):
                 return moved
@@ -159,9 +161,13 @@ class PlannedLane:
         if self._broken is not None:
             operation.handle.fail(self._broken)
             return
+        timeline = self.fabric.instruments.timeline
+        if timeline is not None:
+            timeline.end(operation.handle.name)
+            timeline.begin(operation.handle.name, "ALLREDUCE")
         try:
             schedule = operation.begin()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
             operation.handle.fail(as_fault(error, operation.handle.name))
             return
         self._current = Running(schedule, self.transport, self._tagging.tag(operation.place)), operation
@@ -172,11 +178,14 @@ class PlannedLane:
             moved = running.advance()
         except PeerLostError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
             operation.handle.fail(as_fault(error, operation.handle.name))
             self._current = None
             return True
         if running.finished:
+            timeline = self.fabric.instruments.timeline
+            if timeline is not None:
+                timeline.end(operation.handle.name)
             operation.handle.succeed(running.result)
             self._current = None
         elif moved:

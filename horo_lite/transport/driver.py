@@ -51,24 +51,23 @@ class Running:
                 self.awaited.clear()
                 return True
             self._reply = None
-            kind = type(instruction)
-            if kind is Exchange:
+            if isinstance(instruction, Exchange):
                 outgoing, dst, incoming, src = instruction
                 self.awaited = {src}
                 self._pending = (
                     transport.recv(incoming, src, tag),
                     transport.send(outgoing, dst, tag),
                 )
-            elif kind is Recv:
+            elif isinstance(instruction, Recv):
                 self.awaited.add(instruction.peer)
                 self._reply = transport.recv(instruction.buffer, instruction.peer, tag)
                 continue
-            elif kind is Send:
+            elif isinstance(instruction, Send):
                 self._reply = transport.send(instruction.buffer, instruction.peer, tag)
                 continue
-            elif kind is Wait:
+            elif isinstance(instruction, Wait):
                 self._pending = instruction.tokens
-            elif kind is Native:
+            elif isinstance(instruction, Native):
                 self._pending = (transport.native(instruction, tag),)
             else:
                 raise TypeError(f"a schedule yielded {instruction!r}, which is no instruction")

@@ -125,12 +125,14 @@ class LoopbackEndpoint:
         self.rank = rank
         self.size = len(space.members)
         self._subgroups = 0
+        self.sent_bytes = 0
         self._open = True
         self._tokens: list[_Token] = []
 
     def send(self, buffer: Array, peer: int, tag: int) -> _Token:
         """Begin to send."""
         with self._lock:
+            self.sent_bytes += buffer.nbytes
             token = self._begin((peer,), tag, buffer)
             if buffer.nbytes <= self._space.network.eager_bytes:
                 token.buffer = snapshot(buffer)
