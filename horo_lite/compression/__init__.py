@@ -8,16 +8,25 @@ each method's formula, source and cost.
 from __future__ import annotations
 
 from horo_lite.compression import wrappers
+from horo_lite.compression.auto import Auto
 from horo_lite.compression.base import Frozen, Method
 from horo_lite.compression.casts import BFloat16, Float16, NoCompression
 from horo_lite.compression.lowrank import PowerSGD
 from horo_lite.compression.quantize import QSGD, Float8, Int8, Natural, TernGrad
-from horo_lite.compression.resolve import is_compression, resolve, with_feedback
+from horo_lite.compression.resolve import as_compressor, is_compression, resolve, with_feedback
 from horo_lite.compression.signs import OneBit, Sign, Signum
 from horo_lite.compression.sparse import DGC, RandomK, Threshold, TopK
 from horo_lite.interfaces import CompressorRequest, GatherRequest, SumRequest
 
-__all__ = ["Compression", "Frozen", "Method", "is_compression", "payload_bytes", "resolve"]
+__all__ = [
+    "Compression",
+    "Frozen",
+    "Method",
+    "as_compressor",
+    "is_compression",
+    "payload_bytes",
+    "resolve",
+]
 
 
 class Compression:
@@ -42,6 +51,7 @@ class Compression:
     threshold = Threshold
     dgc = DGC
     powersgd = PowerSGD
+    auto = Auto
 
     with_feedback = staticmethod(with_feedback)
     min_size = staticmethod(wrappers.min_size)

@@ -164,6 +164,10 @@ class NumpyBackend:
         """Indices computed on the host, for use with this backend's arrays."""
         return values
 
+    def to_host(self, array: Array) -> np.ndarray:
+        """A few values for the host to look at."""
+        return array
+
     def orthonormal(self, matrix: Array) -> Array:
         """A basis of the columns by Householder QR: orthonormal even where they are dependent or zero."""
         if not np.isfinite(matrix).all():
@@ -197,7 +201,12 @@ class TorchBackend:
         return self.xp.zeros(elements, dtype=getattr(self.xp, name), device=self.device)
 
     def view(self, array: Array, name: str) -> Array:
-        return array.view(getattr(self.xp, name))
+        kind = getattr(self.xp, name)
+        if array.storage_offset() * array.itemsize % kind.itemsize:
+            array = (
+                array.clone()
+            )  # a received payload that starts at an odd byte; torch views aligned memory only
+        return array.view(kind)
 
     def convert(self, array: Array, name: str) -> Array:
         return array.to(getattr(self.xp, name))
@@ -256,6 +265,9 @@ class TorchBackend:
 
     def indices(self, values: np.ndarray) -> Array:
         return self.xp.from_numpy(values).to(self.device)
+
+    def to_host(self, array: Array) -> np.ndarray:
+        return array.cpu().numpy()
 
     def orthonormal(self, matrix: Array) -> Array:
         basis = self.xp.linalg.qr(self.xp.nan_to_num(matrix)).Q

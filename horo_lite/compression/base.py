@@ -16,6 +16,7 @@ key                 value                                                    kep
 ``draws``           how often random numbers were drawn                      stochastic
 ``warmup_steps``    steps done so far                                        warmup
 ``sparsity_steps``  steps done so far                                        dgc
+``auto_...``        steps, times and choice                                  auto
 =================== ======================================================== ==============
 """
 
@@ -154,6 +155,11 @@ class Method:
 
     def bind(self, parameters: Sequence[Parameter]) -> Compressor:
         return dataclasses.replace(self, parameters=tuple(parameters))
+
+    @property
+    def keeps_state(self) -> bool:
+        """True where a call without the states of the last one would give a different result in the long run."""
+        return False
 
     def contraction(self: _Self) -> _Self:
         """The variant to put under error feedback, which converges only if encoding shrinks the error."""

@@ -25,6 +25,10 @@ class WithFeedback(Method):
 
     inner: Compressor
 
+    @property
+    def keeps_state(self) -> bool:
+        return True
+
     def bind(self, parameters: Sequence[Parameter]) -> WithFeedback:
         return dataclasses.replace(self, inner=self.inner.bind(parameters))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from horo_lite.compression.base import Method
+from horo_lite.compression.casts import NoCompression
 from horo_lite.compression.feedback import WithFeedback
 from horo_lite.compression.horovod import HorovodStyle
 from horo_lite.errors import ArgumentTypeError
@@ -29,11 +30,17 @@ class Foreign:
 
 
 def is_compression(value: Any) -> bool:
-    """True for what ``resolve`` accepts: adapters recognise with it a compressor passed in another argument's place."""
+    """True for what ``as_compressor`` accepts, so that one passed in another argument's place is recognised."""
     return callable(getattr(value, "reduce", None)) or _is_horovod_style(value)
 
 
-def resolve(compression: Any, to_tensor: Callable[[Array], Any] = np.asarray) -> Compressor:
+def resolve(compression: Any, to_tensor: Callable[[Array], Any] = np.asarray) -> Compressor | None:
+    """As ``as_compressor``, but None for ``Compression.none``: the gradients need no compressor at all."""
+    compressor = as_compressor(compression, to_tensor)
+    return None if isinstance(compressor, NoCompression) else compressor
+
+
+def as_compressor(compression: Any, to_tensor: Callable[[Array], Any] = np.asarray) -> Compressor:
     """The compressor that a user means, with error feedback where the method comes with it.
 
     Args:
@@ -60,9 +67,14 @@ def resolve(compression: Any, to_tensor: Callable[[Array], Any] = np.asarray) ->
     )
 
 
+def keeps_state(compressor: Compressor) -> bool:
+    """True where a compressor needs the states of its last call."""
+    return bool(getattr(compressor, "keeps_state", False))
+
+
 def with_feedback(compression: Any) -> WithFeedback:
     """Error feedback around a method that comes without it, ``with_feedback(Compression.int8)``."""
-    inner = resolve(compression)
+    inner = as_compressor(compression)
     if isinstance(inner, WithFeedback):
         return inner
     return WithFeedback(inner.contraction() if isinstance(inner, Method) else inner)

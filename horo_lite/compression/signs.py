@@ -112,6 +112,10 @@ class Signum(Method):
                 f"momentum is {self.momentum!r}; expected 0 or more and below 1, as in Compression.signum(0.9)"
             )
 
+    @property
+    def keeps_state(self) -> bool:
+        return self.momentum > 0
+
     def exchange(self, bucket: Bucket, states: Sequence[State], group: Group) -> Exchange:
         flat = velocity(bucket, states, self.momentum, 1 - self.momentum)
         votes = bucket.replaced(flat)

@@ -228,6 +228,10 @@ class DGC(Method):
         check_value_type(self.value_type)
         check_between("ratio", self.ratio, 0, 1, "Compression.dgc(0.001)")
 
+    @property
+    def keeps_state(self) -> bool:
+        return True
+
     def exchange(self, bucket: Bucket, states: Sequence[State], group: Group) -> Exchange:
         backend = bucket.backend
         sparse = TopK(self._ratio(next_draw(states, "sparsity_steps")), value_type=self.value_type)

@@ -10,7 +10,7 @@ from typing import Any
 
 from horo_lite.compression.base import Deferred, Exchange, Method, State, next_draw
 from horo_lite.compression.casts import NoCompression
-from horo_lite.compression.resolve import resolve
+from horo_lite.compression.resolve import as_compressor, keeps_state
 from horo_lite.errors import ArgumentError
 from horo_lite.interfaces import Array, Compressor, Group, Parameter, Reduced
 
@@ -26,6 +26,10 @@ class Split(Method):
 
     def __repr__(self) -> str:
         return f"split({', '.join(f'{compressor!r}: {len(members)}' for compressor, members in self.parts)})"
+
+    @property
+    def keeps_state(self) -> bool:
+        return any(keeps_state(compressor) for compressor, _ in self.parts)
 
     def bind(self, parameters: Sequence[Parameter]) -> Split:
         return self
@@ -71,6 +75,10 @@ class MinSize(Method):
     def __repr__(self) -> str:
         return f"min_size({self.inner!r}, {self.elements})"
 
+    @property
+    def keeps_state(self) -> bool:
+        return keeps_state(self.inner)
+
     def bind(self, parameters: Sequence[Parameter]) -> Compressor:
         sizes = [math.prod(parameter.shape) for parameter in parameters]
         return split(self._routes(sizes), parameters)
@@ -93,6 +101,10 @@ class PerLayer(Method):
     def __repr__(self) -> str:
         pairs = ", ".join(f"{pattern!r}: {inner!r}" for pattern, inner in self.patterns)
         return f"per_layer({{{pairs}}}, default={self.default!r})"
+
+    @property
+    def keeps_state(self) -> bool:
+        return any(keeps_state(inner) for _, inner in (*self.patterns, ("", self.default)))
 
     def bind(self, parameters: Sequence[Parameter]) -> Compressor:
         return split([self._route(parameter.name) for parameter in parameters], parameters)
@@ -118,6 +130,10 @@ class Warmup(Method):
     def __repr__(self) -> str:
         return f"warmup({self.inner!r}, {self.steps})"
 
+    @property
+    def keeps_state(self) -> bool:
+        return keeps_state(self.inner)
+
     def bind(self, parameters: Sequence[Parameter]) -> Warmup:
         return dataclasses.replace(self, inner=self.inner.bind(parameters))
 
@@ -131,7 +147,7 @@ _NONE = NoCompression()
 
 def min_size(compression: Any, elements: int = 1024) -> MinSize:
     """``compression`` for gradients of at least so many elements, none for the smaller ones."""
-    return MinSize(resolve(compression), elements)
+    return MinSize(as_compressor(compression), elements)
 
 
 def per_layer(patterns: Mapping[str, Any], default: Any = NoCompression) -> PerLayer:
@@ -141,10 +157,10 @@ def per_layer(patterns: Mapping[str, Any], default: Any = NoCompression) -> PerL
         patterns: from shell-style patterns (``"encoder.*"``, ``"*.bias"``) to compressions; the first match counts.
         default: for names that match none.
     """
-    pairs = tuple((pattern, resolve(inner)) for pattern, inner in patterns.items())
-    return PerLayer(pairs, resolve(default))
+    pairs = tuple((pattern, as_compressor(inner)) for pattern, inner in patterns.items())
+    return PerLayer(pairs, as_compressor(default))
 
 
 def warmup(compression: Any, steps: int) -> Warmup:
     """``compression`` after so many steps, none before."""
-    return Warmup(resolve(compression), steps)
+    return Warmup(as_compressor(compression), steps)

@@ -6,12 +6,13 @@ the same checks run on what a real engine returns.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from horo_lite.compression import payload_bytes, resolve
+from horo_lite.compression import as_compressor, payload_bytes
 from horo_lite.interfaces import (
     AllToAllRequest,
     CompressorRequest,
@@ -57,10 +58,23 @@ def answers(requests: Sequence[CompressorRequest]) -> list[Any]:
         assert len({len(request.array) for request in requests}) == 1
         return [_scaled_sum(requests) for _ in range(size)]
     if kinds == {GatherRequest}:
-        return [[_copied(request.payload) for request in requests] for _ in range(size)]
+        payloads = [request.payload for request in requests]
+        return [_received(payloads) for _ in range(size)]
     assert kinds == {AllToAllRequest}
     assert all(len(request.payloads) == size for request in requests)
-    return [[_copied(request.payloads[rank]) for request in requests] for rank in range(size)]
+    return [_received([request.payloads[rank] for request in requests]) for rank in range(size)]
+
+
+def _received(payloads: Sequence[Any]) -> list[Any]:
+    """Copies as they come out of one receive buffer, at any byte."""
+    if is_tensor(payloads[0]):
+        import torch
+
+        padded = torch.cat([payloads[0].new_zeros(1), *payloads])
+    else:
+        padded = np.concatenate([np.zeros(1, np.uint8), *payloads])
+    ends = np.cumsum([1, *map(len, payloads)])
+    return [padded[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _copied(array: Any) -> Any:
@@ -101,7 +115,7 @@ def run(
     """
     size = len(gradients)
     states = states or fresh_states(size, len(gradients[0]))
-    compressors = [resolve(compression) for _ in range(size)]
+    compressors = [as_compressor(compression) for _ in range(size)]
     if parameters is not None:
         compressors = [compressor.bind(parameters) for compressor in compressors]
     before = [[_copied(array) for array in row] for row in gradients]

@@ -40,6 +40,7 @@ METHODS = {
     "min_size": C.min_size(C.powersgd(2), 100),
     "per_layer": C.per_layer({"*.weight": C.topk(0.1), "gain": C.int8}, default=C.sign),
     "warmup": C.warmup(C.sign, 1),
+    "auto": C.auto([C.topk(0.1), C.sign], trials=1),
 }
 WITH_FEEDBACK = [
     "sign",
@@ -54,6 +55,7 @@ WITH_FEEDBACK = [
     "randomk with feedback",
     "min_size",
     "warmup",
+    "auto",
 ]
 IN_PARTS = {"min_size", "per_layer"}  # several exchanges, each a unit of its own
 STOCHASTIC = {"qsgd8", "qsgd4", "qsgd2", "qsgd l2", "terngrad", "natural", "natural with feedback"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horo_lite.compression import Compression, is_compression, resolve
+from horo_lite.compression import Compression, as_compressor, is_compression, resolve
 from horo_lite.errors import ArgumentError
 from tests.contracts.compression import fresh_states, host, run
 
@@ -108,6 +108,11 @@ def test_what_is_no_compression_is_refused_with_the_right_call(wrong):
     assert not is_compression(wrong)
 
 
+def test_no_compression_needs_no_compressor():
+    assert resolve(Compression.none) is None
+    assert resolve(Compression.none()) is None
+
+
 @pytest.mark.parametrize("ratio", [0, -1, 1.5, "1", float("nan")])
 def test_a_wrong_ratio_is_refused_with_the_right_call(ratio):
     with pytest.raises(ArgumentError, match=r"Compression\.topk\(0\.01\)"):
@@ -123,14 +128,14 @@ def test_feedback_comes_with_the_methods_whose_paper_has_it():
 def test_a_compressor_of_ones_own_needs_only_reduce():
     class Mine:
         def reduce(self, gradients, states, group):
-            return (yield from resolve(Compression.none).reduce(gradients, states, group))
+            return (yield from as_compressor(Compression.none).reduce(gradients, states, group))
 
     assert run(Mine(), rows([1], [3])).results[0].mean[0].tolist() == [2]
 
 
 def test_neighbours_in_memory_are_sent_without_a_copy():
     flat = np.arange(6, dtype=np.float32)
-    request = next(resolve(Compression.none).reduce([flat[:2], flat[2:]], [{}, {}], _alone()))
+    request = next(as_compressor(Compression.none).reduce([flat[:2], flat[2:]], [{}, {}], _alone()))
     assert np.shares_memory(request.array, flat)
 
 
