@@ -1,0 +1,1 @@
+"""What the benchmarks share: how ranks are started, how competitors are timed, how results are shown and judged."""
