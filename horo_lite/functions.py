@@ -13,7 +13,7 @@ import cloudpickle
 import numpy as np
 
 from horo_lite.context import Member, ProcessSet, current, global_process_set
-from horo_lite.engine import Handle
+from horo_lite.engine import Handle, NamedLane
 from horo_lite.engine.operations import (
     AllGather,
     AllReduce,
@@ -32,30 +32,40 @@ Average, Sum, Adasum = Reduction.AVERAGE, Reduction.SUM, Reduction.ADASUM
 Min, Max, Product = Reduction.MIN, Reduction.MAX, Reduction.PRODUCT
 
 
-def begin(process_set: ProcessSet, kind: str, name: str | None, make: Callable[[Member], Operation]) -> Handle:
-    """Submit an operation without waking anyone: for a caller that waits at once.
+Make = Callable[[Member], Operation]
+
+
+def call(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> Any:
+    """Make an operation, hand it in, wait for it, and return its result.
 
     Raises:
         ValueError, TypeError: ``make`` raised; the other ranks hear of it and raise too.
+        HorovodInternalError: the operation failed, on this rank or on another.
     """
-    member = current().members.get(process_set.process_set_id if process_set.process_set_id is not None else -1)
-    if member is None or member.lane is None:
-        raise ArgumentError(_not_in(process_set))
-    try:
-        operation = make(member)
-    except (ArgumentError, ArgumentTypeError) as error:
-        member.lane.submit(Refusal(kind, name or "", str(error)))
-        current().engine.wake()
-        raise
-    member.lane.submit(operation)
+    lane, operation = _made(process_set, kind, name, make)
+    return current().engine.call(lane, operation)
+
+
+def start(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> Handle:
+    """Make an operation and hand it in; it goes on in the background."""
+    lane, operation = _made(process_set, kind, name, make)
+    lane.submit(operation)
+    current().engine.wake()
     return operation.handle
 
 
-def start(process_set: ProcessSet, kind: str, name: str | None, make: Callable[[Member], Operation]) -> Handle:
-    """Submit an operation that goes on in the background."""
-    handle = begin(process_set, kind, name, make)
-    current().engine.wake()
-    return handle
+def _made(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> tuple[NamedLane, Operation]:
+    context = current()
+    number = process_set.process_set_id
+    member = None if number is None else context.members.get(number)
+    if member is None or member.lane is None:
+        raise ArgumentError(_not_in(process_set))
+    try:
+        return member.lane, make(member)
+    except (ArgumentError, ArgumentTypeError) as error:
+        member.lane.submit(Refusal(kind, name or "", str(error)))
+        context.engine.wake()
+        raise
 
 
 def _not_in(process_set: ProcessSet) -> str:
@@ -105,7 +115,7 @@ def make_allreduce(
     compression: Any = None,
     grouped: bool = False,
     in_place: bool = False,
-) -> Callable[[Member], Operation]:
+) -> Make:
     """What all forms of all-reduce share; the result is for ``begin`` or ``start``."""
 
     def make(member: Member) -> Operation:
@@ -186,7 +196,7 @@ def allreduce(
         ValueError, TypeError: this rank's arguments are wrong, or the type has no such reduction.
     """
     make = make_allreduce([tensor], average, name, op, prescale_factor, postscale_factor, compression)
-    return synchronize(begin(process_set, "allreduce", name, make))
+    return call(process_set, "allreduce", name, make)
 
 
 def allreduce_async_(
@@ -216,7 +226,7 @@ def allreduce_(
 ) -> Any:
     """Reduce a tensor in place and return it. See ``allreduce``."""
     make = make_allreduce([tensor], average, name, op, prescale_factor, postscale_factor, in_place=True)
-    return synchronize(begin(process_set, "allreduce", name, make))
+    return call(process_set, "allreduce", name, make)
 
 
 def grouped_allreduce_async(
@@ -249,7 +259,7 @@ def grouped_allreduce(
     make = make_allreduce(
         tensors, average, name, op, prescale_factor, postscale_factor, compression, grouped=True
     )
-    return synchronize(begin(process_set, "allreduce", name, make))
+    return call(process_set, "allreduce", name, make)
 
 
 def grouped_allreduce_async_(
@@ -283,7 +293,7 @@ def grouped_allreduce_(
     make = make_allreduce(
         tensors, average, name, op, prescale_factor, postscale_factor, grouped=True, in_place=True
     )
-    return synchronize(begin(process_set, "allreduce", name, make))
+    return call(process_set, "allreduce", name, make)
 
 
 def allgather_async(
@@ -305,8 +315,8 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     Raises:
         DisagreementError: ranks passed different types or trailing dimensions; on every rank.
     """
-    return synchronize(
-        begin(process_set, "allgather", name, lambda _: AllGather([as_tensor(tensor)], name or ""))
+    return call(
+        process_set, "allgather", name, lambda _: AllGather([as_tensor(tensor)], name or "")
     )
 
 
@@ -324,17 +334,15 @@ def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Gather several tensors as one unit; returns a list. See ``allgather``."""
-    return synchronize(
-        begin(
-            process_set, "allgather", name,
-            lambda _: AllGather([as_tensor(t) for t in tensors], name or "", grouped=True),
-        )
+    return call(
+        process_set, "allgather", name,
+        lambda _: AllGather([as_tensor(t) for t in tensors], name or "", grouped=True),
     )
 
 
 def _make_broadcast(
     tensor: Any, root_rank: int, name: str | None, in_place: bool
-) -> Callable[[Member], Operation]:
+) -> Make:
     def make(member: Member) -> Operation:
         if root_rank not in member.ranks:
             raise ArgumentError(
@@ -364,8 +372,8 @@ def broadcast(
         ValueError: ``root_rank`` is not in the process set.
         DisagreementError: ranks passed different roots, shapes or types; on every rank.
     """
-    return synchronize(
-        begin(process_set, "broadcast", name, _make_broadcast(tensor, root_rank, name, False))
+    return call(
+        process_set, "broadcast", name, _make_broadcast(tensor, root_rank, name, False)
     )
 
 
@@ -380,12 +388,12 @@ def broadcast_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Give every rank the root's tensor, in place. See ``broadcast``."""
-    return synchronize(
-        begin(process_set, "broadcast", name, _make_broadcast(tensor, root_rank, name, True))
+    return call(
+        process_set, "broadcast", name, _make_broadcast(tensor, root_rank, name, True)
     )
 
 
-def _make_alltoall(tensor: Any, splits: Any, name: str | None) -> Callable[[Member], Operation]:
+def _make_alltoall(tensor: Any, splits: Any, name: str | None) -> Make:
     def make(member: Member) -> Operation:
         checked = as_tensor(tensor)
         if not checked.shape:
@@ -434,15 +442,15 @@ def alltoall(
     Returns:
         The received tensor; with ``splits``, a pair of it and the rows received from each rank (int32).
     """
-    output, received = synchronize(
-        begin(process_set, "alltoall", name, _make_alltoall(tensor, splits, name))
+    output, received = call(
+        process_set, "alltoall", name, _make_alltoall(tensor, splits, name)
     )
     return output if splits is None else (output, np.array(received, np.int32))
 
 
 def _make_reducescatter(
     tensors: Sequence[Any], name: str | None, op: Reduction, prescale: float, postscale: float, grouped: bool
-) -> Callable[[Member], Operation]:
+) -> Make:
     def make(member: Member) -> Operation:
         reduction = reduction_of(None, op)
         if reduction not in (Average, Sum):
@@ -486,7 +494,7 @@ def reducescatter(
         A tensor of shape (rows / N, ...).
     """
     make = _make_reducescatter([tensor], name, op, prescale_factor, postscale_factor, False)
-    return synchronize(begin(process_set, "reducescatter", name, make))
+    return call(process_set, "reducescatter", name, make)
 
 
 def grouped_reducescatter_async(
@@ -512,12 +520,12 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """Reduce-scatter several tensors as one unit; returns a list. See ``reducescatter``."""
     make = _make_reducescatter(tensors, name, op, prescale_factor, postscale_factor, True)
-    return synchronize(begin(process_set, "reducescatter", name, make))
+    return call(process_set, "reducescatter", name, make)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the process set has called it."""
-    synchronize(begin(process_set, "barrier", None, lambda _: Barrier("")))
+    call(process_set, "barrier", None, lambda _: Barrier(""))
 
 
 def join(device: int = -1) -> int:
@@ -533,7 +541,7 @@ def join(device: int = -1) -> int:
     if planned is not None:
         planned.joined = True
     try:
-        last = int(synchronize(begin(global_process_set, "join", None, lambda _: Join())))
+        last = int(call(global_process_set, "join", None, lambda _: Join()))
     finally:
         if planned is not None:
             planned.joined = False
@@ -555,8 +563,8 @@ def broadcast_object(
     packed = cloudpickle.dumps((root_rank, obj)) if is_root else b""
     own = np.frombuffer(packed, np.uint8)  # only the root has rows, so that its length needs no message of its own
     label = name or "broadcast_object"
-    received = synchronize(
-        begin(process_set, "allgather", label, lambda _: AllGather([own], label, root_rank=root_rank))
+    received = call(
+        process_set, "allgather", label, lambda _: AllGather([own], label, root_rank=root_rank)
     )
     return obj if is_root else cloudpickle.loads(received.tobytes())[1]
 

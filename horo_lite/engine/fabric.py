@@ -75,8 +75,12 @@ class Fabric:
             choice = self._choices[key] = self._choose(buffer, arithmetic, Reduction(reduction), staged)
         schedule, arithmetic, exclusive = choice
         if prescale != 1.0:
-            arithmetic.prescale(buffer)
+            return self._prescaled(buffer, arithmetic, schedule), exclusive
         return schedule(self.group, buffer, arithmetic), exclusive
+
+    def _prescaled(self, buffer: Array, arithmetic: ArrayKernel, schedule: Callable[..., Schedule]) -> Schedule:
+        arithmetic.prescale(buffer)  # when the schedule runs: one that is made may never run
+        yield from schedule(self.group, buffer, arithmetic)
 
     def _choose(
         self, buffer: Array, arithmetic: ArrayKernel, reduction: Reduction, staged: bool

@@ -14,9 +14,8 @@ import struct
 from collections import deque
 from typing import Any
 
-import numpy as np
-
 from horo_lite.engine.agreement import Signature
+from horo_lite.engine.control import ControlChannel
 from horo_lite.engine.coordinator import Agreement, Coordinator, Key, Verdict
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.operations import Operation, stand_in
@@ -27,11 +26,10 @@ from horo_lite.errors import (
     PeerLostError,
     ShutDownError,
 )
-from horo_lite.interfaces import Array, Token, Transport
+from horo_lite.interfaces import Schedule, Transport
 from horo_lite.transport.driver import Running
 
-_CONTROL_TAG = 0
-_FIRST_DATA_TAG = 1
+_FIRST_DATA_TAG = 1  # 0 is the control channel's
 _CACHE_CAPACITY = 1024
 _CACHED = struct.Struct("<cqq")  # b"#", number of the cached agreement, counter
 
@@ -52,8 +50,7 @@ class NamedLane:
         self._asked: dict[Key, Operation] = {}
         self._running: list[tuple[Running, Operation]] = []
         self._exclusive: deque[tuple[Running, Operation]] = deque()
-        self._arriving: deque[tuple[Token, Array, int]] = deque()
-        self._leaving: deque[Token] = deque()
+        self._control = ControlChannel(self.transport)
         self._counters: dict[str, itertools.count[int]] = {}
         self._started = itertools.count()
         self._tags = self.transport.max_tag - _FIRST_DATA_TAG
@@ -64,12 +61,86 @@ class NamedLane:
 
     def submit(self, operation: Operation) -> None:
         """Hand an operation in, from any thread; it is taken up at the next ``progress``."""
+        self._name(operation)
+        self._submitted.append(operation)
+
+    def call(self, operation: Operation, polls: int) -> bool:
+        """The short way of a synchronous call, for what was agreed on before and with nothing else under way.
+
+        The messages are the ordinary ones, but the caller waits for each of them right here, which halves the
+        latency. What needs more than ``polls`` polls, or another message than the expected one, turns back to the
+        ordinary way.
+
+        Returns:
+            False when the operation must be submitted; True when it is finished or under way.
+        """
+        self._name(operation)
+        known = self._known.get((operation.key.name, operation.signature))
+        if known is None or known.number is None or not self.idle:
+            return False
+        if self._fabric.instruments.timeline is not None or (polls == 0 and self.transport.size > 1):
+            return False
+        schedule, exclusive = operation.schedule(known.signatures, self._fabric)
+        message = _CACHED.pack(b"#", known.number, operation.key.counter)
+        if self._coordinator is None:
+            agreed = self._confirm(operation, message, polls)
+        else:
+            agreed = self._collect(self._coordinator, operation, known, message, polls)
+        if not agreed:
+            return True
+        running = self._launch(schedule, exclusive, operation)
+        while not running.finished and polls:
+            polls -= not self._advance(running, operation)
+        if running.finished:
+            self._exclusive.clear()
+            self._running.clear()
+        return True
+
+    def _confirm(self, operation: Operation, message: bytes, polls: int) -> bool:
+        """On a member: ask, and wait for the coordinator's word; False when something else came of it."""
+        self._control.send(message, 0)
+        for _ in range(polls):
+            received = self._control.receive()
+            if received is not None:
+                if received[0] == message:
+                    return True
+                self._asked[operation.key] = operation
+                self._read(*received)
+                return False
+        self._asked[operation.key] = operation
+        return False
+
+    def _collect(
+        self, coordinator: Coordinator, operation: Operation, known: Agreement, message: bytes, polls: int
+    ) -> bool:
+        """On the coordinator: wait for all members to ask for the same; False when one asks for something else."""
+        asked: list[int] = []
+        received: tuple[bytes, int] | None = None
+        while polls and len(asked) + 1 < self.transport.size:
+            received = self._control.receive()
+            if received is None:
+                polls -= 1
+            elif received[0] == message:
+                asked.append(received[1])
+            else:
+                break
+        if len(asked) + 1 == self.transport.size:
+            for member in asked:
+                self._control.send(message, member)
+            return True
+        self._asked[operation.key] = operation
+        for member in (0, *asked):
+            self._announce(coordinator.ask(member, operation.key, known))
+        if received is not None and received[0] != message:
+            self._read(*received)
+        return False
+
+    def _name(self, operation: Operation) -> None:
         if not operation.key.name:
             kind = operation.signature.kind
             counter = self._counters.setdefault(kind, itertools.count())
             operation.key = Key(f"{kind}.noname", next(counter))
             operation.handle.name = str(operation.key)
-        self._submitted.append(operation)
 
     @property
     def idle(self) -> bool:
@@ -91,13 +162,15 @@ class NamedLane:
             moved = True
         if self.transport.size > 1 and self._receive_control():
             moved = True
-        if self._exclusive and self._advance(*self._exclusive[0]):
-            moved = True
-            if self._exclusive[0][0].finished:
+        if self._exclusive:
+            running, operation = self._exclusive[0]
+            if running.finished or self._advance(running, operation):
+                moved = True
+            if running.finished:
                 self._exclusive.popleft()
         if self._running:
             for running, operation in self._running:
-                if self._advance(running, operation):
+                if not running.finished and self._advance(running, operation):
                     moved = True
             self._running = [entry for entry in self._running if not entry[0].finished]
         return moved
@@ -139,9 +212,9 @@ class NamedLane:
         if self._coordinator is not None:
             self._announce(self._coordinator.ask(0, key, signature if known is None else known))
         elif known is None:
-            self._send_control(pickle.dumps((key, signature)), 0)
+            self._control.send(pickle.dumps((key, signature)), 0)
         else:
-            self._send_control(_CACHED.pack(b"#", known.number, key.counter), 0)
+            self._control.send(_CACHED.pack(b"#", known.number, key.counter), 0)
 
     def _announce(self, verdicts: list[Verdict]) -> None:
         """On the coordinator: tell the members, in one order for all."""
@@ -153,21 +226,14 @@ class NamedLane:
                 else:
                     message = pickle.dumps(verdict)
                 for member in range(1, self.transport.size):
-                    self._send_control(message, member)
+                    self._control.send(message, member)
             self._act(verdict)
 
     def _receive_control(self) -> bool:
         moved = False
-        while (message := self.transport.probe(_CONTROL_TAG)) is not None:
-            buffer = np.empty(message.size_bytes, np.uint8)
-            token = self.transport.recv(buffer, message.peer, _CONTROL_TAG)
-            self._arriving.append((token, buffer, message.peer))
-        while self._arriving and self.transport.done(self._arriving[0][:1]):
-            _, buffer, peer = self._arriving.popleft()
-            self._read(buffer.tobytes(), peer)
+        while (received := self._control.receive()) is not None:
+            self._read(*received)
             moved = True
-        while self._leaving and self.transport.done((self._leaving[0],)):
-            self._leaving.popleft()
         return moved
 
     def _read(self, message: bytes, peer: int) -> None:
@@ -184,11 +250,6 @@ class NamedLane:
             self._announce(self._coordinator.ask(peer, key, asked))
         else:
             self._announce(self._coordinator.ask(peer, key, known))
-
-    def _send_control(self, message: bytes, member: int) -> None:
-        self._leaving.append(
-            self.transport.send(np.frombuffer(message, np.uint8), member, _CONTROL_TAG)
-        )
 
     # --- carrying out --------------------------------------------------------------------------------------------
 
@@ -220,26 +281,24 @@ class NamedLane:
             del self._agreed[next(iter(self._agreed))]
 
     def _start(self, operation: Operation, agreement: Agreement) -> None:
-        tag = _FIRST_DATA_TAG + next(self._started) % self._tags
         timeline = self._fabric.instruments.timeline
         if timeline is not None:
             timeline.begin(operation.handle.name, operation.signature.kind.upper())
         try:
             schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
         except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
+            next(self._started)  # others use up a tag for it
             operation.handle.fail(as_fault(error, operation.handle.name))
             return
+        running = self._launch(schedule, exclusive, operation)
+        if not exclusive or len(self._exclusive) == 1:
+            self._advance(running, operation)
+
+    def _launch(self, schedule: Schedule, exclusive: bool, operation: Operation) -> Running:
+        tag = _FIRST_DATA_TAG + next(self._started) % self._tags
         running = Running(schedule, self.transport, tag)
-        if exclusive:
-            self._exclusive.append((running, operation))
-            if len(self._exclusive) > 1:
-                return
-        self._advance(running, operation)
-        if running.finished:
-            if exclusive:
-                self._exclusive.popleft()
-        elif not exclusive:
-            self._running.append((running, operation))
+        (self._exclusive if exclusive else self._running).append((running, operation))
+        return running
 
     def _advance(self, running: Running, operation: Operation) -> bool:
         """One operation, as far as it goes. A fault in its own work fails it alone; a lost peer fails the lane."""

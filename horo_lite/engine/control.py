@@ -1,0 +1,39 @@
+"""The small messages between the members of a process set and its coordinator."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from horo_lite.interfaces import Array, Token, Transport
+
+_CONTROL_TAG = 0
+
+
+class ControlChannel:
+    """Messages of any length on a tag of their own; nothing here waits."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._arriving: deque[tuple[Token, Array, int]] = deque()
+        self._leaving: deque[Token] = deque()
+
+    def send(self, message: bytes, member: int) -> None:
+        """Send a message; messages to one member arrive in order."""
+        leaving = self._leaving
+        while leaving and self._transport.done((leaving[0],)):
+            leaving.popleft()
+        leaving.append(self._transport.send(np.frombuffer(message, np.uint8), member, _CONTROL_TAG))
+
+    def receive(self) -> tuple[bytes, int] | None:
+        """The next message that has arrived, and its sender; None when there is none."""
+        arriving = self._arriving
+        message = self._transport.probe(_CONTROL_TAG)
+        if message is not None:
+            buffer = np.empty(message.size_bytes, np.uint8)
+            arriving.append((self._transport.recv(buffer, message.peer, _CONTROL_TAG), buffer, message.peer))
+        if not arriving or not self._transport.done(arriving[0][:1]):
+            return None
+        _, buffer, peer = arriving.popleft()
+        return buffer.tobytes(), peer
