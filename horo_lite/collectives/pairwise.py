@@ -65,7 +65,7 @@ def pairwise_reduce_scatter(
     all; others stay.
 
     Round s sends to the s-th neighbour on the right and receives from the s-th on the left, so that
-    no rank is the target of all at once. Segment k+1 is under way while segment k is being reduced.
+    no rank is the target of all at once. Segment k+1 is received while segment k is being reduced.
 
     Steps: 1, as N - 1 messages are under way at once. Elements sent per rank: n (N - 1) / N;
     scratch 2 (N - 1) segments.
@@ -77,27 +77,32 @@ def pairwise_reduce_scatter(
     scratch_elements = -(-counts[index] // segments)
     scratch = kernel.empty(2 * (size - 1) * scratch_elements)
 
-    def begin(segment: int) -> Schedule:
-        """Post all messages of a segment; returns its inputs in rank order and the tokens."""
+    def ask(segment: int) -> Schedule:
+        """Post the receives of a segment; returns its inputs in rank order and the tokens."""
         mine = buffer[segment_of(offsets, index, segment, segments)]
         inputs: list[Array] = [mine] * size
         tokens: list[Token] = []
         for distance in range(1, size):
-            source, target = (index - distance) % size, (index + distance) % size
-            place = ((segment % 2) * (size - 1) + distance - 1) * scratch_elements
-            inputs[source] = scratch[place : place + len(mine)]
+            source = (index - distance) % size
+            start = ((segment % 2) * (size - 1) + distance - 1) * scratch_elements
+            inputs[source] = scratch[start : start + len(mine)]
             tokens.append((yield Recv(inputs[source], group.ranks[source])))
-            outgoing = buffer[segment_of(offsets, target, segment, segments)]
-            tokens.append((yield Send(outgoing, group.ranks[target])))
         return inputs, tokens
 
-    following = yield from begin(0)
+    following = yield from ask(0)
+    sends: list[Token] = []
     for segment in range(segments):
-        inputs, tokens = following
-        yield Wait(tokens)
+        for distance in range(1, size):
+            target = (index + distance) % size
+            outgoing = buffer[segment_of(offsets, target, segment, segments)]
+            sends.append((yield Send(outgoing, group.ranks[target])))
+    for segment in range(segments):
+        inputs, arrivals = following
+        yield Wait(arrivals)
         if segment + 1 < segments:
-            following = yield from begin(segment + 1)
+            following = yield from ask(segment + 1)
         kernel.combine(inputs[index], inputs, last=True)
+    yield Wait(sends)
 
 
 @register("alltoall", "pairwise", cost=_alltoall_cost)

@@ -19,6 +19,9 @@ from horo_lite.collectives.partition import even_offsets, offsets_of, segment_of
 from horo_lite.collectives.registry import SEGMENT_ELEMENTS, Cost, Work, register
 from horo_lite.interfaces import Array, Group, Kernel, Recv, Schedule, Send, Token, Wait
 
+RECEIVES_AHEAD = 2
+"""Receives under way before one is waited for: the second hides the latency of asking for it."""
+
 
 def _rotation_cost(work: Work, steps: int, reducing: int) -> Cost:
     chunk = -(-work.elements // work.size)
@@ -155,30 +158,32 @@ def _rotate(
         step, segment = divmod(item, segments)
         return buffer[segment_of(offsets, (first - step) % size, segment, segments)]
 
-    scratch_elements = -(-longest // segments)
-    scratch = kernel.empty(2 * scratch_elements) if kernel is not None else None
+    # A rank must have waited for its own send from a place before it asks for an item to land there.
+    # An all-gather item lands where (N - 1) S sends before it began; one send is waited for an item.
+    ahead = min(RECEIVES_AHEAD, (size - 1) * segments, items)
+    slots = ahead + 1
+    slot_elements = -(-longest // segments)
+    scratch = kernel.empty(slots * slot_elements) if kernel is not None else None
 
-    def landing(item: int, target: Array) -> Array:
-        if scratch is None or item >= reducing_items:
-            return target
-        start = item % 2 * scratch_elements
-        return scratch[start : start + len(target)]
+    def ask(item: int) -> Schedule:
+        """Post a receive; returns its token, where it lands and where its value belongs."""
+        incoming = target = place(item + segments)
+        if scratch is not None and item < reducing_items:
+            start = item % slots * slot_elements
+            incoming = scratch[start : start + len(target)]
+        return (yield Recv(incoming, left)), incoming, target
 
     sends: deque[Token] = deque()
     for item in range(segments):
         sends.append((yield Send(place(item), right)))
-    next_target = place(segments)
-    next_incoming = landing(0, next_target)
-    arrival = yield Recv(next_incoming, left)
+    receives: deque[tuple[Token, Array, Array]] = deque()
+    for item in range(ahead):
+        receives.append((yield from ask(item)))
     for item in range(items):
-        # Sends are waited for in order, one an item: the region that an all-gather item comes into
-        # was sent at least one item before the one waited for here.
+        arrival, incoming, target = receives.popleft()
         yield Wait((arrival, sends.popleft()))
-        target, incoming = next_target, next_incoming
-        if item + 1 < items:
-            next_target = place(item + 1 + segments)
-            next_incoming = landing(item + 1, next_target)
-            arrival = yield Recv(next_incoming, left)
+        if item + ahead < items:
+            receives.append((yield from ask(item + ahead)))
         if kernel is not None and item < reducing_items:
             kernel.combine(target, (incoming, target), last and item >= reducing_items - segments)
         if item + segments < items:

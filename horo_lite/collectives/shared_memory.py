@@ -52,10 +52,11 @@ def _resident_hierarchical_cost(work: Work) -> Cost:
 
 def _shared_cost(work: Work) -> Cost:
     """With staging areas of three segments."""
-    rounds = _fences_cost(work.size, segments_of(work.elements, work.segment_elements) + 2)
-    return Cost(
-        0, rounds, 0, combined=work.size * -(-work.elements // work.size), local_steps=rounds
-    )
+    pieces = segments_of(work.elements, work.segment_elements)
+    rounds = _fences_cost(work.size, pieces + 2)
+    slice_elements = -(-work.elements // (pieces * work.size))
+    combined = pieces * work.size * slice_elements
+    return Cost(0, rounds, 0, combined, local_steps=rounds)
 
 
 @register("resident_allreduce", "flat", cost=_resident_cost)
