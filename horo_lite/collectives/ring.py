@@ -158,8 +158,9 @@ def _rotate(
         step, segment = divmod(item, segments)
         return buffer[segment_of(offsets, (first - step) % size, segment, segments)]
 
-    # A rank must have waited for its own send from a place before it asks for an item to land there.
-    # An all-gather item lands where (N - 1) S sends before it began; one send is waited for an item.
+    # A rank must have waited for its own send from a place before it asks for an item to land
+    # there. An all-gather item lands where (N - 1) S sends before it began; one send is waited for
+    # an item.
     ahead = min(RECEIVES_AHEAD, (size - 1) * segments, items)
     slots = ahead + 1
     slot_elements = -(-longest // segments)

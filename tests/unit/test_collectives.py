@@ -24,10 +24,10 @@ def runners(size: int, seed: int = 3) -> list[contract.Runner]:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", contract.ALLREDUCE)
 def test_allreduce_sums_any_length_in_any_segments(name: str, size: int) -> None:
+    run = SimulatedRunner(size)
     for elements in contract.ELEMENTS:
-        for segment_elements in (4, 1 << 18):
-            for run in runners(size, elements):
-                contract.check_allreduce(run, name, elements, segment_elements=segment_elements)
+        contract.check_allreduce(run, name, elements)
+        contract.check_allreduce(run, name, elements, segment_elements=1 + elements // 12)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -41,28 +41,18 @@ def test_allreduce_serves_every_reduction(name: str, reduction: str, size: int) 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_hierarchical_serves_every_layout_of_nodes(size: int) -> None:
+    run = SimulatedRunner(size)
     for nodes in contract.node_layouts(size):
-        for elements in contract.ELEMENTS:
-            for run in runners(size):
-                contract.check_allreduce(
-                    run, "hierarchical", elements, nodes=nodes, segment_elements=8
-                )
-                contract.check_allreduce(
-                    run,
-                    "hierarchical",
-                    elements,
-                    nodes=nodes,
-                    reduction="average",
-                    segment_elements=8,
-                )
+        for elements in (0, 1, 5, 64):
+            contract.check_allreduce(run, "hierarchical", elements, nodes=nodes, segment_elements=8)
+        contract.check_allreduce(run, "hierarchical", 7, nodes=nodes, reduction="average")
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", contract.WIDE_ALLREDUCE)
 def test_sixteen_bit_sums_are_rounded_once(name: str, size: int) -> None:
-    for elements in contract.ELEMENTS:
-        for run in runners(size):
-            contract.check_rounded_once(run, name, elements)
+    for elements in (0, 1, 5, 64):
+        contract.check_rounded_once(SimulatedRunner(size), name, elements)
 
 
 def test_which_algorithms_serve_wide_kernels() -> None:
@@ -73,7 +63,7 @@ def test_which_algorithms_serve_wide_kernels() -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", contract.ALLREDUCE)
 def test_all_ranks_hold_the_same_bits(name: str, size: int) -> None:
-    for elements in (1, 7, 1023):
+    for elements in (1, 7, 323):
         for dtype in (np.float32, np.float16) if name in contract.WIDE_ALLREDUCE else (np.float32,):
             results = contract.reduce_rough(SimulatedRunner(size), name, elements, dtype)
             again = contract.reduce_rough(InterleavedRunner(size, 5), name, elements, dtype)

@@ -1,7 +1,7 @@
 """Every docstring's formula, as its cost function states it, against what the simulator counts.
 
-Across nodes a message takes 1,000 and within a node 1, bytes take no time: so virtual time is the number of steps of
-either kind.
+Across nodes a message takes 1,000 and within a node 1, bytes take no time: so virtual time is the
+number of steps of either kind.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def run(entry: Algorithm, work: Work) -> Outcome:
             partition.chunks(buffers[rank], offsets),
             [np.zeros(counts[rank]) for _ in range(size)],
         ),
-        "gather": lambda rank: (buffers[rank], [np.zeros(elements) for _ in range(size)], size // 2),
+        "gather": lambda rank: (
+            buffers[rank],
+            [np.zeros(elements) for _ in range(size)],
+            size // 2,
+        ),
         "barrier": lambda rank: (),
     }
 
@@ -89,7 +93,8 @@ def check(entry: Algorithm, work: Work) -> None:
 
 EVEN = 8 * 9 * 5 * 7  # what all numbers of ranks here divide
 LOGARITHMIC = ("binomial", "recursive_doubling", "halving_doubling")
-"""Their steps are an upper bound unless N is a power of two: not every rank is on the longest chain."""
+"""Their steps are an upper bound unless N is a power of two: not every rank is on the longest
+chain."""
 
 MEASURABLE = [
     (operation, name)
@@ -114,7 +119,9 @@ def test_flat_algorithms_cost_what_they_say(operation: str, name: str, size: int
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9])
 @pytest.mark.parametrize(("operation", "name"), ONE_NODE)
-def test_algorithms_in_shared_memory_cost_what_they_say(operation: str, name: str, size: int) -> None:
+def test_algorithms_in_shared_memory_cost_what_they_say(
+    operation: str, name: str, size: int
+) -> None:
     for elements in (0, 1, 5, EVEN):
         for segment_elements in (72, 1 << 12):
             work = Work(elements, size, ranks_per_node=size, segment_elements=segment_elements)

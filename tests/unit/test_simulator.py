@@ -1,4 +1,5 @@
-"""The simulator: virtual time by hand arithmetic, faults, and what it says when a schedule is wrong."""
+"""The simulator: virtual time by hand arithmetic, faults, and what it says when a schedule is
+wrong."""
 
 from __future__ import annotations
 
@@ -107,7 +108,9 @@ def allreduce(simulator: Simulator, name: str, elements: int, **context: object)
     buffers = [np.full(elements, rank, np.float32) for rank in range(size)]
     kernel = simulator.timed(ReferenceKernel(np.float32))
     entry = algorithm("allreduce", name)
-    outcome = simulator.run(lambda rank: entry(Group.whole(rank, size), buffers[rank], kernel, **context))
+    outcome = simulator.run(
+        lambda rank: entry(Group.whole(rank, size), buffers[rank], kernel, **context)
+    )
     assert all((buffer == size * (size - 1) // 2).all() for buffer in buffers)
     return outcome
 
