@@ -15,7 +15,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from horo_lite.collectives.doubling import be_folded, doubling_allgather
+from horo_lite.collectives.doubling import (
+    be_folded,
+    doubling_allgather,
+    folding_cost,
+    halving_doubling_crossing,
+)
 from horo_lite.collectives.folding import core_size, fold
 from horo_lite.collectives.partition import even_offsets
 from horo_lite.collectives.registry import Cost, Work, register
@@ -27,15 +32,17 @@ _DOTS_BYTES = 24  # three float64 for each tensor: a.b, a.a and b.b
 def _cost(work: Work) -> Cost:
     core = core_size(work.size)
     rounds = core.bit_length() - 1
-    moved = (core - 1) * -(-work.elements // core)
     dot_rounds = rounds * (rounds + 1) // 2
-    folded = int(work.size > core)
-    return Cost(
-        steps=2 * rounds + dot_rounds + 2 * folded,
-        messages=2 * rounds + dot_rounds + folded,
-        sent=2 * moved + folded * work.elements,
+    moved = 2 * (core - 1) * -(-work.elements // core)
+    halving_doubling = Cost(
+        steps=2 * rounds + dot_rounds,
+        messages=2 * rounds + dot_rounds,
+        sent=moved,
+        combined=4 * moved,  # three dot products and a blend of two inputs each
+        crossing=halving_doubling_crossing(work),
         control_bytes=dot_rounds * _DOTS_BYTES * work.tensors,
     )
+    return folding_cost(work, halving_doubling)
 
 
 @register("adasum", "halving_doubling", cost=_cost, wide=False)

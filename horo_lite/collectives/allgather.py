@@ -9,14 +9,21 @@ from horo_lite.collectives.registry import Cost, Work, register
 from horo_lite.interfaces import Array, Group, Recv, Schedule, Send, Wait
 
 
-def _cost(work: Work) -> Cost:
+def bruck_cost(work: Work) -> Cost:
+    """See ``bruck_allgather``."""
     rounds = (work.size - 1).bit_length()
+    crossing = 0
+    if work.nodes > 1:
+        # In a round of distance d, d ranks of a node (or all of them) send beyond it.
+        for distance in (1 << k for k in range(rounds)):
+            members = min(distance, work.size - distance)
+            crossing += min(distance, work.ranks_per_node) * members * work.chunk
     # A rank sends a range of chunks as one message or, where the range wraps around the end of the
     # buffer, as two.
-    return Cost(rounds, 2 * rounds, (work.size - 1) * -(-work.elements // work.size))
+    return Cost(rounds, 2 * rounds, (work.size - 1) * work.chunk, crossing=crossing)
 
 
-@register("allgather", "bruck", cost=_cost)
+@register("allgather", "bruck", cost=bruck_cost)
 def bruck_allgather(group: Group, buffer: Array, counts: Sequence[int]) -> Schedule:
     """All-gather in place, ragged: member i's chunk (``counts[i]`` elements) is in its place on i
     at the start.

@@ -5,6 +5,7 @@ With N ranks and n elements; members are numbered from the root on, so any root 
 
 from __future__ import annotations
 
+from horo_lite.collectives.folding import doubling_rounds_across
 from horo_lite.collectives.partition import even_offsets, segments_of
 from horo_lite.collectives.registry import SEGMENT_ELEMENTS, Cost, Work, register
 from horo_lite.interfaces import Array, Group, Recv, Schedule, Send, Wait
@@ -12,14 +13,22 @@ from horo_lite.interfaces import Array, Group, Recv, Schedule, Send, Wait
 
 def _binomial_cost(work: Work) -> Cost:
     rounds = (work.size - 1).bit_length()
-    return Cost(rounds, rounds, rounds * work.elements)
+    # The root's node has the message first, and in each round beyond it all its ranks send.
+    crossing = work.ranks_per_node * doubling_rounds_across(work) * work.elements
+    return Cost(rounds, rounds, rounds * work.elements, crossing=crossing)
 
 
 def _chain_cost(work: Work) -> Cost:
+    if work.size == 1:
+        return Cost(0, 0, 0)
     segments = segments_of(work.elements, work.segment_elements)
-    # The last segment leaves the root after S - 1 others and then takes N - 1 hops.
     return Cost(
-        work.size - 1, segments if work.size > 1 else 0, work.elements if work.size > 1 else 0
+        steps=work.size - 1,
+        messages=segments,
+        sent=work.elements,
+        crossing=work.elements if work.nodes > 1 else 0,
+        segments=segments,
+        waiting=(work.size - 2) * -(-work.elements // segments),
     )
 
 

@@ -8,42 +8,55 @@ same bits (a NaN's payload too) and every rank's result has the same association
 
 from __future__ import annotations
 
-from horo_lite.collectives.allgather import bruck_allgather
-from horo_lite.collectives.folding import core_size, fold
+from horo_lite.collectives.allgather import bruck_allgather, bruck_cost
+from horo_lite.collectives.folding import core_size, doubling_rounds_across, fold
 from horo_lite.collectives.partition import chunks, even_offsets
 from horo_lite.collectives.registry import Cost, Work, register
 from horo_lite.interfaces import Array, Exchange, Group, Kernel, Recv, Schedule, Send, Wait
 
 
-def _folding_cost(work: Work, core: Cost) -> Cost:
+def folding_cost(work: Work, core: Cost) -> Cost:
     """``core``'s cost for a member into which another is folded, where there is one."""
     if work.size == core_size(work.size):
         return core
-    return Cost(
-        core.steps + 2,
-        core.messages + 1,
-        core.sent + work.elements,
-        core.combined + 2 * work.elements,
+    return core._replace(
+        steps=core.steps + 2,
+        messages=core.messages + 1,
+        sent=core.sent + work.elements,
+        combined=core.combined + 2 * work.elements,
+        crossing=work.ranks_per_node * (core.sent + work.elements) if work.nodes > 1 else 0,
     )
 
 
 def _recursive_doubling_cost(work: Work) -> Cost:
     rounds = core_size(work.size).bit_length() - 1
-    return _folding_cost(
-        work, Cost(rounds, rounds, rounds * work.elements, 2 * rounds * work.elements)
-    )
+    moved = rounds * work.elements
+    crossing = work.ranks_per_node * doubling_rounds_across(work) * work.elements
+    return folding_cost(work, Cost(rounds, rounds, moved, 2 * moved, crossing=crossing))
+
+
+def halving_doubling_crossing(work: Work) -> int:
+    """Rounds within a node come first, which leave each of its L ranks with n / L to exchange."""
+    if work.nodes == 1:
+        return 0
+    piece = -(-work.elements // core_size(work.size))
+    per_node = work.ranks_per_node
+    if per_node & (per_node - 1):
+        return 2 * per_node * (core_size(work.size) - 1) * piece
+    return 2 * (core_size(work.size) - per_node) * piece
 
 
 def _halving_doubling_cost(work: Work) -> Cost:
     core = core_size(work.size)
     rounds = core.bit_length() - 1
-    moved = (core - 1) * -(-work.elements // core)
-    return _folding_cost(work, Cost(2 * rounds, 2 * rounds, 2 * moved, 2 * moved))
+    moved = 2 * (core - 1) * -(-work.elements // core)
+    crossing = halving_doubling_crossing(work)
+    return folding_cost(work, Cost(2 * rounds, 2 * rounds, moved, moved, crossing=crossing))
 
 
 def _gathered_cost(work: Work) -> Cost:
-    rounds = (work.size - 1).bit_length()
-    return Cost(rounds, 2 * rounds, (work.size - 1) * work.elements, work.size * work.elements)
+    gathering = bruck_cost(work._replace(elements=work.size * work.elements))
+    return gathering._replace(combined=work.size * work.elements, copied=work.elements)
 
 
 @register("allreduce", "recursive_doubling", cost=_recursive_doubling_cost, wide=False)

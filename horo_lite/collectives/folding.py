@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from horo_lite.collectives.registry import Work
 from horo_lite.interfaces import Group
 
 
@@ -42,3 +43,12 @@ def fold(group: Group) -> Fold:
     core = Group(core_ranks, group.index // 2)
     partner = group.ranks[group.index ^ 1]
     return Fold(core, partner, None) if group.index % 2 else Fold(core, None, partner)
+
+
+def doubling_rounds_across(work: Work) -> int:
+    """How many of the rounds k, between members 2^k apart, cross nodes (at most, for odd nodes)."""
+    if work.nodes == 1:
+        return 0
+    rounds = (work.size - 1).bit_length()
+    within = work.ranks_per_node.bit_length() - 1
+    return rounds - within if work.ranks_per_node == 1 << within else rounds

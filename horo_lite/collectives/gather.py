@@ -9,7 +9,10 @@ from horo_lite.interfaces import Array, Group, Recv, Schedule, Send, Wait
 
 
 def _cost(work: Work) -> Cost:
-    return Cost(min(1, work.size - 1), min(1, work.size - 1), work.elements if work.size > 1 else 0)
+    if work.size == 1:
+        return Cost(0, 0, 0, copied=work.elements)
+    crossing = work.ranks_per_node * work.elements if work.nodes > 1 else 0
+    return Cost(1, 1, work.elements, crossing=crossing, waiting=(work.size - 2) * work.elements)
 
 
 @register("gather", "linear", cost=_cost)

@@ -41,7 +41,7 @@ def place(group: Group, nodes: Sequence[Sequence[int]], elements: int) -> Place:
 def _cost(work: Work) -> Cost:
     """For even nodes of L ranks."""
     lanes = min(work.ranks_per_node, work.size)
-    nodes = work.size // lanes
+    nodes = work.nodes
     chunk = -(-work.elements // lanes)
     piece = -(-chunk // nodes)
     across, within = 2 * (nodes - 1), 2 * (lanes - 1)
@@ -51,6 +51,8 @@ def _cost(work: Work) -> Cost:
         + within * segments_of(chunk, work.segment_elements),
         sent=across * piece,
         combined=2 * (lanes - 1) * chunk + (2 * (nodes - 1) * piece if nodes > 1 else chunk),
+        crossing=lanes * across * piece,
+        segments=segments_of(piece, work.segment_elements),
         local_steps=within,
         local_sent=within * chunk,
     )

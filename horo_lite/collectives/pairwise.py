@@ -18,21 +18,44 @@ from horo_lite.collectives.ring import ring_allgather
 from horo_lite.interfaces import Array, Exchange, Group, Kernel, Recv, Schedule, Send, Token, Wait
 
 
+def _crossing(work: Work) -> int:
+    """Each rank of a node sends a chunk to each rank of other nodes."""
+    return work.ranks_per_node * (work.size - work.ranks_per_node) * work.chunk
+
+
 def _reduce_scatter_cost(work: Work) -> Cost:
-    chunk = -(-work.elements // work.size)
     others = work.size - 1
-    segments = segments_of(chunk, work.segment_elements)
-    return Cost(min(1, others), others * segments, others * chunk, combined=work.size * chunk)
+    segments = segments_of(work.chunk, work.segment_elements)
+    return Cost(
+        steps=min(1, others),
+        messages=others * segments,
+        sent=others * work.chunk,
+        combined=work.size * work.chunk,
+        crossing=_crossing(work) if work.nodes > 1 else 0,
+        segments=segments,
+    )
 
 
 def _allreduce_cost(work: Work) -> Cost:
     half = _reduce_scatter_cost(work)
-    return Cost(half.steps + work.size - 1, 2 * half.messages, 2 * half.sent, half.combined)
+    ring = (work.size - 1) * work.chunk if work.nodes > 1 else 0
+    return half._replace(
+        steps=half.steps + work.size - 1,
+        messages=2 * half.messages,
+        sent=2 * half.sent,
+        crossing=half.crossing + ring,
+    )
 
 
 def _alltoall_cost(work: Work) -> Cost:
     others = work.size - 1
-    return Cost(others, others, others * -(-work.elements // work.size))
+    return Cost(
+        others,
+        others,
+        others * work.chunk,
+        copied=work.chunk,
+        crossing=_crossing(work) if work.nodes > 1 else 0,
+    )
 
 
 @register("allreduce", "pairwise", cost=_allreduce_cost)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from horo_lite.errors import ArgumentError
@@ -38,6 +39,16 @@ class Work(NamedTuple):
     segment_elements: int = SEGMENT_ELEMENTS
     tensors: int = 1
 
+    @property
+    def nodes(self) -> int:
+        """How many there are; nodes are taken to be even."""
+        return max(1, self.size // max(1, self.ranks_per_node))
+
+    @property
+    def chunk(self) -> int:
+        """Elements of the largest of N chunks."""
+        return -(-self.elements // self.size)
+
 
 class Cost(NamedTuple):
     """What an algorithm costs the rank that has most to do; exact where the chunks are of equal
@@ -55,10 +66,18 @@ class Cost(NamedTuple):
     """Elements that this rank sends."""
     combined: int = 0
     """Elements that pass through its reduction, each input counted."""
+    copied: int = 0
+    """Elements that it copies from place to place."""
+    crossing: int = 0
+    """Elements that all ranks of a node together send to other nodes."""
     local_steps: int = 0
     local_sent: int = 0
     control_bytes: int = 0
     """Bytes sent beside the elements (Adasum's dot products)."""
+    segments: int = 1
+    """In how many pieces a chunk travels: one is on the wire while the one before is reduced."""
+    waiting: int = 0
+    """Elements that others must have sent one after another before this rank's can go or arrive."""
 
 
 CostFunction = Callable[[Work], Cost]
@@ -72,6 +91,8 @@ class Algorithm:
     name: str
     schedule: Callable[..., Schedule]
     cost: CostFunction
+    one_node: bool
+    """Whether all ranks must be on one node."""
     wide: bool
     """Whether it serves kernels that need all inputs at once (``Kernel.wide``)."""
     needs: frozenset[str]
@@ -92,7 +113,7 @@ _ScheduleFunction = TypeVar("_ScheduleFunction", bound=Callable[..., Schedule])
 
 
 def register(
-    operation: str, name: str, *, cost: CostFunction, wide: bool = True
+    operation: str, name: str, *, cost: CostFunction, wide: bool = True, one_node: bool = False
 ) -> Callable[[_ScheduleFunction], _ScheduleFunction]:
     """Enter the decorated schedule under ``operation`` and ``name``."""
 
@@ -101,11 +122,12 @@ def register(
             p for p in inspect.signature(schedule).parameters.values() if p.kind is p.KEYWORD_ONLY
         ]
         _REGISTRY.setdefault(operation, {})[name] = Algorithm(
-            operation,
-            name,
-            schedule,
-            cost,
-            wide,
+            operation=operation,
+            name=name,
+            schedule=schedule,
+            cost=cost,
+            one_node=one_node,
+            wide=wide,
             needs=frozenset(p.name for p in keywords if p.default is p.empty),
             takes=frozenset(p.name for p in keywords),
         )
@@ -114,18 +136,17 @@ def register(
     return enter
 
 
-def algorithms(operation: str) -> dict[str, Algorithm]:
+def algorithms(operation: str) -> Mapping[str, Algorithm]:
     """All algorithms for ``operation`` by name.
 
     Raises:
         ArgumentError: there is no such operation.
     """
     try:
-        return dict(_REGISTRY[operation])
+        return MappingProxyType(_REGISTRY[operation])
     except KeyError:
-        raise ArgumentError(
-            f"no operation {operation!r}; there are: {', '.join(sorted(_REGISTRY))}"
-        ) from None
+        known = ", ".join(operations())
+        raise ArgumentError(f"no operation {operation!r}; there are: {known}") from None
 
 
 def algorithm(operation: str, name: str) -> Algorithm:
@@ -134,13 +155,12 @@ def algorithm(operation: str, name: str) -> Algorithm:
     Raises:
         ArgumentError: there is none of this name; lists those there are.
     """
-    known = algorithms(operation)
+    entries = algorithms(operation)
     try:
-        return known[name]
+        return entries[name]
     except KeyError:
-        raise ArgumentError(
-            f"no {operation} algorithm {name!r}; there are: {', '.join(sorted(known))}"
-        ) from None
+        known = ", ".join(sorted(entries))
+        raise ArgumentError(f"no {operation} algorithm {name!r}; there are: {known}") from None
 
 
 def operations() -> tuple[str, ...]:

@@ -24,12 +24,14 @@ RECEIVES_AHEAD = 2
 
 
 def _rotation_cost(work: Work, steps: int, reducing: int) -> Cost:
-    chunk = -(-work.elements // work.size)
+    segments = segments_of(work.chunk, work.segment_elements)
     return Cost(
         steps=steps,
-        messages=steps * segments_of(chunk, work.segment_elements),
-        sent=steps * chunk,
-        combined=2 * reducing * chunk,
+        messages=steps * segments,
+        sent=steps * work.chunk,
+        combined=2 * reducing * work.chunk,
+        crossing=steps * work.chunk if work.nodes > 1 else 0,  # by the node's last rank alone
+        segments=segments,
     )
 
 

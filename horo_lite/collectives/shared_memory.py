@@ -30,14 +30,20 @@ def _fences_cost(size: int, fences: int) -> int:
 
 def _resident_cost(work: Work) -> Cost:
     rounds = _fences_cost(work.size, 3)
+    others = work.size - 1
     return Cost(
-        0, rounds, 0, combined=work.size * -(-work.elements // work.size), local_steps=rounds
+        steps=0,
+        messages=rounds,
+        sent=0,
+        combined=work.size * work.chunk,
+        copied=others * work.chunk,
+        local_steps=rounds,
     )
 
 
 def _resident_hierarchical_cost(work: Work) -> Cost:
     lanes = min(work.ranks_per_node, work.size)
-    nodes = work.size // lanes
+    nodes = work.nodes
     chunk = -(-work.elements // lanes)
     piece = -(-chunk // nodes)
     across, fence_rounds = 2 * (nodes - 1), _fences_cost(lanes, 3)
@@ -46,6 +52,9 @@ def _resident_hierarchical_cost(work: Work) -> Cost:
         messages=across * segments_of(piece, work.segment_elements) + fence_rounds,
         sent=across * piece,
         combined=lanes * chunk + (2 * (nodes - 1) * piece if nodes > 1 else chunk),
+        copied=(lanes - 1) * chunk,
+        crossing=lanes * across * piece,
+        segments=segments_of(piece, work.segment_elements),
         local_steps=fence_rounds,
     )
 
@@ -54,12 +63,18 @@ def _shared_cost(work: Work) -> Cost:
     """With staging areas of three segments."""
     pieces = segments_of(work.elements, work.segment_elements)
     rounds = _fences_cost(work.size, pieces + 2)
-    slice_elements = -(-work.elements // (pieces * work.size))
-    combined = pieces * work.size * slice_elements
-    return Cost(0, rounds, 0, combined, local_steps=rounds)
+    part = pieces * -(-work.elements // (pieces * work.size))
+    return Cost(
+        steps=0,
+        messages=rounds,
+        sent=0,
+        combined=work.size * part,
+        copied=(2 * work.size - 1) * part,
+        local_steps=rounds,
+    )
 
 
-@register("resident_allreduce", "flat", cost=_resident_cost)
+@register("resident_allreduce", "flat", cost=_resident_cost, one_node=True)
 def resident_allreduce(
     group: Group, mine: Array, peers: Sequence[Array], kernel: Kernel
 ) -> Schedule:
@@ -116,7 +131,7 @@ def resident_hierarchical_allreduce(
     yield from dissemination_barrier(node)  # read
 
 
-@register("allreduce", "shared", cost=_shared_cost)
+@register("allreduce", "shared", cost=_shared_cost, one_node=True)
 def shared_allreduce(
     group: Group, buffer: Array, kernel: Kernel, *, staging: Sequence[Array]
 ) -> Schedule:

@@ -107,9 +107,9 @@ class Interleaver:
 
     def _check_waited(self, rank: int) -> None:
         for half in self._open[rank]:
+            what = "sent to" if half.sends else "asked from"
             raise MessageMismatchError(
-                f"rank {rank} ended without waiting for what it {'sent to' if half.sends else 'asked from'} "
-                f"rank {half.peer}"
+                f"rank {rank} ended without waiting for what it {what} rank {half.peer}"
             )
 
     def _can_go_on(self, rank: int) -> bool:
@@ -161,8 +161,8 @@ class Interleaver:
             send, recv = (half, other) if half.sends else (other, half)
             if send.buffer.nbytes != recv.buffer.nbytes:
                 raise MessageMismatchError(
-                    f"rank {send.rank} sent {send.buffer.nbytes} bytes to rank {recv.rank}, which posted a receive "
-                    f"of {recv.buffer.nbytes} bytes"
+                    f"rank {send.rank} sent {send.buffer.nbytes} bytes to rank {recv.rank}, "
+                    f"which asked for {recv.buffer.nbytes}"
                 )
             self._matched.append((send, recv))
         else:

@@ -60,8 +60,8 @@ class _Space:
                 if sent.rank == peer and sent.peers[0] == asked.rank and sent.tag == asked.tag:
                     if sent.buffer.nbytes != asked.buffer.nbytes:
                         raise MessageMismatchError(
-                            f"rank {peer} sent {sent.buffer.nbytes} bytes with tag {sent.tag} to rank {asked.rank}, "
-                            f"which posted a receive of {asked.buffer.nbytes} bytes"
+                            f"rank {peer} sent {sent.buffer.nbytes} bytes with tag {sent.tag} "
+                            f"to rank {asked.rank}, which asked for {asked.buffer.nbytes}"
                         )
                     self.sent.remove(sent)
                     self.asked.remove(asked)
@@ -201,7 +201,8 @@ class LoopbackEndpoint:
             subspace = space.subspaces[ordinal]
             if subspace.members != members:
                 raise HorovodInternalError(
-                    f"rank {self.rank} makes a subgroup of {members}, another rank of {subspace.members}"
+                    f"rank {self.rank} makes a subgroup of {members}, "
+                    f"another rank of {subspace.members}"
                 )
             me = space.members[self.rank]
             return LoopbackEndpoint(subspace, members.index(me)) if me in members else None

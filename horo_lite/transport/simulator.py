@@ -61,6 +61,8 @@ class Outcome:
     sent_bytes: list[int]
     combined_bytes: list[int]
     """Bytes that went through a timed kernel's reductions."""
+    crossing_bytes: list[int]
+    """Bytes that left each node."""
 
     @property
     def elapsed_s(self) -> float:
@@ -169,6 +171,7 @@ class Simulator:
             run.messages,
             run.sent_bytes,
             self._combined_bytes,
+            run.crossing_bytes,
         )
 
 
@@ -186,13 +189,14 @@ class _Run:
         self.results: list[Any] = [None] * size
         self.messages = [0] * size
         self.sent_bytes = [0] * size
+        self.node = network.node_of(size)
+        self.crossing_bytes = [0] * (max(self.node) + 1)
         self.posted: dict[
             int, deque[_Half]
         ] = {}  # unmatched halves of a channel, all sends or all receives
         self.natives: list[tuple[_Rank, Native]] = []
         self.ready = [(rank.clock, rank.name) for rank in self.ranks if rank.state == "runs"]
         heapq.heapify(self.ready)
-        self.node = network.node_of(size)
         nodes = max(self.node) + 1
         # When each port is free again: the ranks' own, then the nodes'.
         self.out_free = [0.0] * (size + nodes)
@@ -317,8 +321,8 @@ class _Run:
         outgoing, incoming = send.buffer, recv.buffer
         if outgoing.nbytes != incoming.nbytes:
             raise MessageMismatchError(
-                f"rank {send.rank} sent {outgoing.nbytes} bytes to rank {recv.rank}, which asked for "
-                f"{incoming.nbytes}"
+                f"rank {send.rank} sent {outgoing.nbytes} bytes to rank {recv.rank}, "
+                f"which asked for {incoming.nbytes}"
             )
         overhead_s = self.network.overhead_s
         if send.arrival_s is not None:
@@ -341,6 +345,7 @@ class _Run:
         if self.node[source] == self.node[target]:
             wire_s, latency_s = send.buffer.nbytes * self.local_byte_s, network.local_latency_s
         else:
+            self.crossing_bytes[self.node[source]] += send.buffer.nbytes
             wire_s, latency_s = send.buffer.nbytes * self.byte_s, network.latency_s
             source, target = self.size + self.node[source], self.size + self.node[target]
         out_free, in_free = self.out_free, self.in_free

@@ -92,6 +92,7 @@ def check(entry: Algorithm, work: Work) -> None:
 
 
 EVEN = 8 * 9 * 5 * 7  # what all numbers of ranks here divide
+EXACT = ("ring", "pairwise")  # their bytes between nodes, for any even nodes
 LOGARITHMIC = ("binomial", "recursive_doubling", "halving_doubling")
 """Their steps are an upper bound unless N is a power of two: not every rank is on the longest
 chain."""
@@ -104,6 +105,28 @@ MEASURABLE = [
 ]
 TWO_LEVEL = [(operation, name) for operation, name in MEASURABLE if name == "hierarchical"]
 ONE_NODE = [("allreduce", "shared"), ("resident_allreduce", "flat")]
+
+
+@pytest.mark.parametrize("size", [4, 6, 8, 9, 16])
+@pytest.mark.parametrize(
+    ("operation", "name"), [entry for entry in MEASURABLE if entry not in TWO_LEVEL + ONE_NODE]
+)
+def test_flat_algorithms_say_how_much_leaves_a_node(operation: str, name: str, size: int) -> None:
+    """Their steps across nodes are not told apart, so here only bytes count."""
+    for per_node in (2, 3, 4):
+        if size % per_node == 0:
+            work = Work(2 * EVEN, size, per_node)
+            outcome, cost = (
+                run(algorithm(operation, name), work),
+                algorithm(operation, name).cost(work),
+            )
+            crossing_bytes, stated_bytes = max(outcome.crossing_bytes), ITEM_BYTES * cost.crossing
+            assert crossing_bytes <= stated_bytes + work.size * cost.control_bytes
+            powers_of_two = size & (size - 1) == 0 == per_node & (per_node - 1)
+            if operation not in ("adasum", "broadcast", "gather") and (
+                powers_of_two or name in EXACT
+            ):
+                assert crossing_bytes == stated_bytes
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9])

@@ -98,7 +98,7 @@ def test_a_lost_peer_is_reported_to_who_waits_for_it() -> None:
 def test_lengths_that_differ_are_an_error() -> None:
     _, (left, right) = pair()
     left.send(np.zeros(2), 1, 5)
-    with pytest.raises(MessageMismatchError, match=r"rank 0 sent 16 bytes .* receive of 24"):
+    with pytest.raises(MessageMismatchError, match=r"rank 0 sent 16 bytes .* asked for 24"):
         right.done([right.recv(np.zeros(3), 0, 5)])
 
 
