@@ -87,9 +87,7 @@ class Fabric:
     ) -> tuple[Callable[..., Schedule], ArrayKernel, bool]:
         """The algorithm for all-reduces like this one, made once."""
         whole = "pairwise" if arithmetic.wide else "ring"
-        if reduction is Reduction.ADASUM:
-            name = "adasum"
-        elif self._config.algorithm != "auto":
+        if self._config.algorithm != "auto":
             name = self._config.algorithm
         elif buffer.nbytes <= _SMALL_BYTES:
             name = "gathered" if arithmetic.wide else "recursive_doubling"
@@ -99,7 +97,8 @@ class Fabric:
             if staged and self._one_node and isinstance(buffer, np.ndarray):
                 return self._shared_allreduce, arithmetic, True
             name = whole
-        chosen = algorithm("allreduce", name)
+        adasum = reduction is Reduction.ADASUM
+        chosen = algorithm("adasum", "halving_doubling") if adasum else algorithm("allreduce", name)
         context = {k: v for k, v in self._context(buffer).items() if k in chosen.takes}
         return functools.partial(chosen.schedule, **context), arithmetic, False
 
@@ -129,7 +128,7 @@ class Fabric:
         arithmetic = kernel(type_name, Reduction.ADASUM, self.size, prescale, postscale, device)
         if prescale != 1.0:
             arithmetic.prescale(buffer)
-        return algorithm("allreduce", "adasum")(self.group, buffer, arithmetic, boundaries=boundaries)
+        return algorithm("adasum", "halving_doubling")(self.group, buffer, arithmetic, boundaries=boundaries)
 
     def reduce_bucket(
         self,
