@@ -1,0 +1,44 @@
+"""Handwritten digits with PyTorch: a small convolutional network, trained by all ranks together."""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import horo_lite.torch as hvd
+
+BATCH, EPOCHS, TEST = 96, 10, 357
+
+hvd.init()
+torch.manual_seed(0)
+images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
+images = (images / 16).float().reshape(-1, 1, 8, 8)
+order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+train, test = order[TEST:], order[:TEST]
+
+model = nn.Sequential(
+    nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+    nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 10),
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+for epoch in range(EPOCHS):
+    mean_loss = torch.zeros(())
+    batches = train[torch.randperm(len(train))].split(BATCH)[: len(train) // BATCH]
+    for batch in batches:
+        batch = batch[hvd.rank() :: hvd.size()]
+        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean_loss += loss.detach() / len(batches)
+    mean_loss = hvd.allreduce(mean_loss, name="loss")
+    if hvd.rank() == 0:
+        print(f"epoch {epoch + 1:2}: training loss {mean_loss:.4f}")
+
+with torch.no_grad():
+    scores = model(images[test])
+accuracy = (scores.argmax(1) == labels[test]).float().mean()
+if hvd.rank() == 0:
+    print(f"test loss {nn.functional.cross_entropy(scores, labels[test]):.5f}, accuracy {accuracy:.4f}")
