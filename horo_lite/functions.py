@@ -92,6 +92,8 @@ def reduction_of(average: bool | None, op: Reduction | int | None) -> Reduction:
     """Horovod's two ways to say what is done: ``op``, or the deprecated ``average``."""
     if average is not None and op is not None:
         raise ArgumentError("pass either op or average (deprecated), not both")
+    if type(op) is Reduction:
+        return op
     if op is None:
         return Average if average is None or average else Sum
     try:

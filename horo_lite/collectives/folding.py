@@ -11,6 +11,7 @@ MPICH", IJHPCA 19(1), 2005.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from horo_lite.collectives.registry import Work
@@ -33,6 +34,7 @@ def core_size(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
+@functools.lru_cache(maxsize=1024)
 def fold(group: Group) -> Fold:
     """The part of the group's own member."""
     extra = group.size - core_size(group.size)

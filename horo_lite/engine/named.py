@@ -80,8 +80,10 @@ class NamedLane:
             return False
         if self._fabric.instruments.timeline is not None or (polls == 0 and self.transport.size > 1):
             return False
-        schedule, exclusive = operation.schedule(known.signatures, self._fabric)
         message = _CACHED.pack(b"#", known.number, operation.key.counter)
+        if self._coordinator is None:
+            self._control.send(message, 0)
+        schedule, exclusive = operation.schedule(known.signatures, self._fabric)
         if self._coordinator is None:
             agreed = self._confirm(operation, message, polls)
         else:
@@ -97,8 +99,7 @@ class NamedLane:
         return True
 
     def _confirm(self, operation: Operation, message: bytes, polls: int) -> bool:
-        """On a member: ask, and wait for the coordinator's word; False when something else came of it."""
-        self._control.send(message, 0)
+        """On a member that has asked: wait for the coordinator's word; False when something else came of it."""
         for _ in range(polls):
             received = self._control.receive()
             if received is not None:

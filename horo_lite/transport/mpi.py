@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
+from horo_lite.arrays import as_bytes
 from horo_lite.config import Config
 from horo_lite.errors import ArgumentError, MPIMissingError, PeerLostError
 from horo_lite.interfaces import Array, Message, Native, Reduction, Token
 from horo_lite.transport.topology import Topology
 
 _LARGEST_MESSAGE_BYTES = 1 << 30  # MPI 3 counts are 32 bits wide, and Open MPI refuses larger ones
+_NO_BUFFER = (BufferError, TypeError, ValueError)  # numpy exports no bfloat16
 _log = logging.getLogger("horo_lite")
 
 
@@ -72,6 +72,7 @@ class MPITransport:
         self._mpi = sys.modules["mpi4py.MPI"]
         self._comm = comm
         self._chunk_elements = chunk_elements
+        self._whole_bytes = min(_LARGEST_MESSAGE_BYTES, chunk_elements)  # no element is under a byte
         self._byte = self._mpi.BYTE
         self._status = self._mpi.Status()
         self._any_source, self._any_tag = self._mpi.ANY_SOURCE, self._mpi.ANY_TAG
@@ -81,23 +82,27 @@ class MPITransport:
         self.sent_bytes = 0
 
     def send(self, buffer: Array, peer: int, tag: int) -> Token:
-        self.sent_bytes += buffer.nbytes
         try:
-            if buffer.nbytes > _LARGEST_MESSAGE_BYTES or len(buffer) > self._chunk_elements:
-                pieces = self._pieces(buffer)
-                return _Chunks([self._comm.Isend([p, self._byte], peer, tag) for p in pieces])
-            return self._comm.Isend([_raw(buffer), self._byte], peer, tag)
+            if buffer.nbytes <= self._whole_bytes:
+                self.sent_bytes += buffer.nbytes
+                return self._comm.Isend([buffer, self._byte], peer, tag)
+            pieces = self._pieces(buffer)
+            self.sent_bytes += buffer.nbytes
+            return _Chunks([self._comm.Isend([p, self._byte], peer, tag) for p in pieces])
         except self._mpi.Exception as error:
             raise self._lost(error, peer) from error
+        except _NO_BUFFER:
+            return self.send(as_bytes(buffer), peer, tag)
 
     def recv(self, buffer: Array, peer: int, tag: int) -> Token:
         try:
-            if buffer.nbytes > _LARGEST_MESSAGE_BYTES or len(buffer) > self._chunk_elements:
-                pieces = self._pieces(buffer)
-                return _Chunks([self._comm.Irecv([p, self._byte], peer, tag) for p in pieces])
-            return self._comm.Irecv([_raw(buffer), self._byte], peer, tag)
+            if buffer.nbytes <= self._whole_bytes:
+                return self._comm.Irecv([buffer, self._byte], peer, tag)
+            return _Chunks([self._comm.Irecv([p, self._byte], peer, tag) for p in self._pieces(buffer)])
         except self._mpi.Exception as error:
             raise self._lost(error, peer) from error
+        except _NO_BUFFER:
+            return self.recv(as_bytes(buffer), peer, tag)
 
     def done(self, tokens: Sequence[Token]) -> bool:
         try:
@@ -127,7 +132,7 @@ class MPITransport:
             }
             return self._comm.Iallreduce(self._mpi.IN_PLACE, buffer, operations[reduction])
         if operation == "broadcast":
-            return self._comm.Ibcast([_raw(buffer), self._byte], root)
+            return self._comm.Ibcast([as_bytes(buffer), self._byte], root)
         raise ArgumentError(f"MPI is not asked to do {operation!r}; expected allreduce or broadcast")
 
     def subgroup(self, ranks: Sequence[int]) -> MPITransport | None:
@@ -142,18 +147,11 @@ class MPITransport:
 
     def _pieces(self, buffer: Array) -> list[Array]:
         step = max(1, min(self._chunk_elements, _LARGEST_MESSAGE_BYTES // buffer.itemsize))
-        return [_raw(buffer[start : start + step]) for start in range(0, len(buffer), step)]
+        return [as_bytes(buffer[start : start + step]) for start in range(0, len(buffer), step)]
 
     def _lost(self, error: Exception, peer: int | None = None) -> PeerLostError:
         whom = "" if peer is None else f" to or from rank {peer}"
         return PeerLostError(f"rank {self.rank}: a message{whom} failed in the MPI library: {error}")
-
-
-def _raw(buffer: Array) -> Array:
-    """The same memory in a type whose buffer MPI can read (numpy does not export bfloat16)."""
-    if isinstance(buffer, np.ndarray) and buffer.dtype.kind == "V" and buffer.dtype.itemsize == 2:
-        return buffer.view(np.uint16)
-    return buffer
 
 
 class MPIWorld:
