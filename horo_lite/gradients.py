@@ -6,7 +6,7 @@ views hold the reduced gradients. The plan is agreed on once; a step negotiates,
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,9 @@ class GradientBuckets:
             for slot, view in zip(bucket.slots, bucket.views(buffer), strict=True):
                 self.views[slot.index] = view
                 self._bucket_of[slot.index] = bucket.index
+        self._labels = [f"{label}, bucket {b.index} ({b.slots[0].spec.name}, ...)" for b in self._plan.buckets]
+        self._dense_bytes = [sum(slot.spec.nbytes for slot in b.slots) for b in self._plan.buckets]
+        self._reducers = [self._reducer(bucket) for bucket in self._plan.buckets]
         self._overlap = OverlapChoice(
             context.config.overlap if overlap == "auto" else ("on" if overlap else "off"),
             worth_trying=device == "cpu" and core_is_free(self._fabric.topology),
@@ -199,7 +202,7 @@ class GradientBuckets:
             if not is_used:
                 self.views[slot.index][:] = 0
         operation = PlannedOperation(
-            f"{self.label}, bucket {index} ({bucket.slots[0].spec.name}, ...)",
+            self._labels[index],
             Place(self._number, self._step, index),
             lambda: self._reduce(bucket, used, self._states),
         )
@@ -228,7 +231,7 @@ class GradientBuckets:
         self, bucket: Bucket, used: list[bool], states: Sequence[MutableMapping[str, Any]]
     ) -> Schedule:
         buffer = self._memory.mine[bucket.index]
-        dense_bytes = sum(slot.spec.nbytes for slot in bucket.slots)
+        dense_bytes = self._dense_bytes[bucket.index]
         self._fabric.stats.dense_bytes += dense_bytes
         if self._compressors is None:
             self._fabric.stats.payload_bytes += dense_bytes
@@ -243,13 +246,16 @@ class GradientBuckets:
             used = yield from self._gather_used(used)
         else:
             bucket.write_used(buffer, used)
-            peers = None if self._memory.peers is None else self._memory.peers[bucket.index]
-            yield from self._fabric.reduce_bucket(
-                buffer, peers, bucket.type_name, self._op, *self._scales, self._device
-            )
+            yield from self._reducers[bucket.index]()
             used = bucket.read_used(buffer)
         for slot, is_used in zip(bucket.slots, used, strict=True):
             self._used_anywhere[slot.index] = is_used
+
+    def _reducer(self, bucket: Bucket) -> Callable[[], Schedule]:
+        peers = None if self._memory.peers is None else self._memory.peers[bucket.index]
+        return self._fabric.bucket_reducer(
+            self._memory.mine[bucket.index], peers, bucket.type_name, self._op, *self._scales, self._device
+        )
 
     def _reduce_compressed(
         self, compressor: Compressor, bucket: Bucket, states: Sequence[MutableMapping[str, Any]]

@@ -109,7 +109,7 @@ class Fabric:
             self._staging = [block.array("uint8", 0, _STAGING_BYTES) for block in blocks]
         if self._staging:
             areas = [area.view(buffer.dtype) for area in self._staging]
-            self._count_shared(buffer)
+            self.stats.shared_bytes += self._shared_bytes(buffer)
             yield from algorithm("allreduce", "shared")(group, buffer, arithmetic, staging=areas)
         else:
             name = "pairwise" if arithmetic.wide else "ring"
@@ -130,7 +130,7 @@ class Fabric:
             arithmetic.prescale(buffer)
         return algorithm("adasum", "halving_doubling")(self.group, buffer, arithmetic, boundaries=boundaries)
 
-    def reduce_bucket(
+    def bucket_reducer(
         self,
         mine: Array,
         peers: Sequence[Array] | None,
@@ -139,22 +139,35 @@ class Fabric:
         prescale: float = 1.0,
         postscale: float = 1.0,
         device: str = "cpu",
-    ) -> Schedule:
-        """All-reduce in place of a bucket, which the ranks of the node have mapped where ``peers`` are given."""
+    ) -> Callable[[], Schedule]:
+        """What makes the schedule of a bucket's all-reduce in place, step by step; everything else is done now.
+
+        Args:
+            mine: the bucket.
+            peers: the buckets of the ranks of this node, which have mapped them; None where they have not.
+        """
         arithmetic = kernel(type_name, reduction, self.size, prescale, postscale, device)
         several_nodes = len(self.topology.nodes) > 1
         if peers is None or (several_nodes and arithmetic.wide):
-            return self.allreduce(mine, type_name, reduction, prescale, postscale, device, staged=False)[0]
-        if prescale != 1.0:
-            arithmetic.prescale(mine)
-        self._count_shared(mine)
+            return lambda: self.allreduce(
+                mine, type_name, reduction, prescale, postscale, device, staged=False
+            )[0]
         chosen = algorithm("resident_allreduce", "hierarchical" if several_nodes else "flat")
-        return chosen(self.group, mine, peers, arithmetic, **self._context(mine))
+        context = {k: v for k, v in self._context(mine).items() if k in chosen.takes}
+        shared_bytes = self._shared_bytes(mine)
 
-    def _count_shared(self, buffer: Array) -> None:
+        def reduce_in_place() -> Schedule:
+            if prescale != 1.0:
+                arithmetic.prescale(mine)
+            self.stats.shared_bytes += shared_bytes
+            return chosen.schedule(self.group, mine, peers, arithmetic, **context)
+
+        return reduce_in_place
+
+    def _shared_bytes(self, buffer: Array) -> int:
         """A rank reads its slice of the others' memory to reduce, and the others' slices to read back."""
-        others = self.topology.local_size - 1
-        self.stats.shared_bytes += 2 * others * buffer.nbytes // self.topology.local_size
+        ranks = self.topology.local_size
+        return 2 * (ranks - 1) * int(buffer.nbytes) // ranks
 
     @property
     def shares_memory(self) -> bool:
