@@ -15,7 +15,8 @@ from typing import Any
 from horo_lite import launch_check, log
 from horo_lite.config import Config, Launch
 from horo_lite.engine import Engine, Fabric, Instruments, NamedLane, PlannedLane, WireStats
-from horo_lite.engine.faults import ending, parent
+from horo_lite.engine.faults import ending
+from horo_lite.engine.faults.watch import make_watch
 from horo_lite.engine.timeline import Timeline
 from horo_lite.errors import (
     ArgumentError,
@@ -123,14 +124,13 @@ class Context:
         self.size = self.world.size
         log.set_up(config.log_level, self.rank, self.size)
         launch_check.check_world(launch, config, self.size, self.world.library_version)
-        if self.size > 1:
-            ending.install(self.world, self.rank)
-            parent.watch()
+        job_end = ending.install(self.world, self.rank) if self.size > 1 else None
         launch_check.check_ranks(launch, config, self.topology, self.world.allgather)
         self.instruments = Instruments()
         self.pid = os.getpid()
         crowded = self.topology.local_size > max(available_cores(), os.cpu_count() or 1)
-        self.engine = Engine(0 if crowded else 100, instruments=self.instruments)
+        threaded = self.world.thread_level in ("serialized", "multiple")
+        self.engine = Engine(0 if crowded else 100, threaded, self.instruments)
         self.members: dict[int, Member] = {}
         self._sets: dict[int, ProcessSet] = {}
         self._next_id = 1
@@ -138,6 +138,7 @@ class Context:
         self.members[0] = self._join_set(tuple(range(self.size)), self._root_transport, self.world.transport())
         global_process_set.ranks = list(range(self.size))
         global_process_set.mpi_comm = self.world.native_comm()
+        self.watch = None if job_end is None else make_watch(self.engine, self.world, job_end, config, self.topology)
 
     def _join_set(self, ranks: tuple[int, ...], named: Any, planned: Any) -> Member:
         topology = self.topology.within(ranks)
@@ -206,11 +207,17 @@ class Context:
             )
         return ranks
 
-    def close(self) -> None:
-        """Give threads and communicators back; MPI stays initialised."""
+    def close(self, ended: str) -> None:
+        """Collective: give threads and communicators back; MPI stays initialised.
+
+        Args:
+            ended: how this rank has come here, for those that wait for it.
+        """
         self.engine.close()
         if self.instruments.timeline is not None:
             self.instruments.timeline.close()
+        if self.watch is not None:
+            self.watch.farewell(ended)
         for process_set in self._sets.values():
             process_set.process_set_id = None
         for member in self.members.values():
@@ -244,7 +251,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         config, process_sets = dataclasses.replace(config, dynamic_process_sets=True), None
     context = Context(config, comm)
     _context = context
-    atexit.register(shutdown)
+    atexit.register(_leave, "finished")
+    context.world.before_finalize(lambda: _leave("finalized MPI"))
     if context.config.timeline.upper() not in ("", "DYNAMIC"):
         start_timeline(context.config.timeline, config.timeline_mark_cycles)
     for process_set in process_sets or ():
@@ -253,12 +261,16 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 def shutdown() -> None:
     """Stop: operations still under way fail, MPI stays initialised, ``init()`` may be called again."""
+    _leave("called shutdown()")
+
+
+def _leave(ended: str) -> None:
     global _context
     if _context is None or _context.pid != os.getpid():
         return
     context, _context = _context, None
-    atexit.unregister(shutdown)
-    context.close()
+    atexit.unregister(_leave)
+    context.close(ended)
 
 
 def is_initialized() -> bool:

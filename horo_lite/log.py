@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 
 logger = logging.getLogger("horo_lite")
 
 
 class _Tagged(logging.Handler):
-    """Used as long as the program has set up no handlers; looks up ``sys.stderr`` anew each time, as notebooks need."""
+    """Used as long as the program has set up no handlers."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
-        self._tag = f"[rank {rank}] " if size > 1 else ""
+        self._rank = rank if size > 1 else None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if logging.getLogger().handlers or sys.stderr is None:
-            return
-        try:
-            sys.stderr.write(f"{self._tag}horo_lite: {record.getMessage()}\n")
-            sys.stderr.flush()
-        except (OSError, ValueError):  # closed: there is nowhere to say it
-            pass
+        if not logging.getLogger().handlers:
+            write_tagged(self._rank, f"horo_lite: {self.format(record)}")
 
 
 def set_up(level: str, rank: int, size: int) -> None:
@@ -31,3 +28,18 @@ def set_up(level: str, rank: int, size: int) -> None:
     for handler in [h for h in logger.handlers if isinstance(h, _Tagged)]:
         logger.removeHandler(handler)
     logger.addHandler(_Tagged(rank, size))
+
+
+def write_tagged(rank: int | None, text: str) -> None:
+    """Write lines to standard error in one piece, each tagged with the rank, after what was printed before."""
+    tag = "" if rank is None else f"[rank {rank}] "
+    tagged = "".join(f"{tag}{line}\n" for line in text.rstrip("\n").split("\n"))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    try:
+        sys.stderr.write(tagged)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError):
+            os.write(2, tagged.encode(errors="replace"))

@@ -10,6 +10,7 @@ import itertools
 from typing import NamedTuple
 
 from horo_lite.engine.agreement import Signature, disagreement
+from horo_lite.engine.handles import JOIN_NAME
 
 
 class Key(NamedTuple):
@@ -54,7 +55,7 @@ class Verdict(NamedTuple):
     last_joined: int = -1
 
 
-JOIN = Key("horo_lite.join")
+JOIN = Key(JOIN_NAME)
 
 
 class Coordinator:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from horo_lite.engine.handles import Handle
+from horo_lite.engine.handles import Handle, Pending
 from horo_lite.engine.instruments import Instruments
 from horo_lite.errors import HorovodInternalError, PeerLostError
 from horo_lite.transport.waiting import Backoff
@@ -31,7 +31,15 @@ class Lane(Protocol):
     """Something the engine drives: the named and the planned operations of one process set."""
 
     @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    @property
+    def joined(self) -> bool: ...
+
+    @property
     def idle(self) -> bool: ...
+
+    def pending(self) -> list[Pending]: ...
 
     def progress(self) -> bool: ...
 
@@ -43,7 +51,11 @@ class Engine:
 
     Args:
         spin_polls: how long a waiting caller polls before it offers its core to others (``waiting.Backoff``).
-        threaded: start the communication thread; False where the caller does all polling (unit tests).
+        threaded: start the communication thread; False where the caller does all polling (unit tests, an MPI that
+            lets one thread in).
+
+    Attributes:
+        moves: grows whenever anything gets on.
     """
 
     def __init__(
@@ -55,11 +67,16 @@ class Engine:
         self._work = threading.Event()
         self._spin_polls = spin_polls
         self._closing = False
-        self.on_wait: Callable[[Handle, float], None] | None = None
+        self.moves = 0
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._serve, name="horo_lite-engine", daemon=True)
             self._thread.start()
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those driven now."""
+        return list(self._lanes)
 
     def add(self, lane: Lane) -> None:
         """Drive this lane from now on."""
@@ -104,14 +121,14 @@ class Engine:
     def wait(self, handle: Handle) -> Any:
         """Wait for an operation and return its result, or raise its error."""
         if not handle.finished:
-            handle.waiting = True
             self.drive(lambda: handle.finished, handle)
         return handle.result()
 
     def drive(self, done: Callable[[], bool], handle: Handle | None = None) -> None:
         """Poll in the caller's thread until ``done()``; the heart of every synchronous call."""
         backoff = Backoff(self._spin_polls)
-        started = 0.0
+        if handle is not None:
+            handle.waiting = time.monotonic()
         while not done():
             if not self._lock.acquire(timeout=_OTHER_WAITER_S):
                 continue
@@ -121,9 +138,6 @@ class Engine:
                         backoff.reset()
                         continue
                     backoff.pause()
-                    if self.on_wait is not None and handle is not None:
-                        started = started or time.monotonic()
-                        self.on_wait(handle, time.monotonic() - started)
             finally:
                 self._lock.release()
 
@@ -150,6 +164,7 @@ class Engine:
             try:
                 if lane.progress():
                     moved = True
+                    self.moves += 1
             except PeerLostError as error:
                 lane.abandon(error)
             except Exception as error:  # noqa: BLE001  (a fault of ours: whoever waits gets it)

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+JOIN_NAME = "horo_lite.join"
+
+
+class Pending(NamedTuple):
+    """An operation that is submitted and not finished, as the stall watch sees it.
+
+    Attributes:
+        name: the same on all ranks.
+        since: when (``time.monotonic``) a caller began to wait for it; 0.0 while nobody does.
+        running: all ranks have submitted it, and its messages are under way.
+        first: nothing has been finished on its lane yet.
+    """
+
+    name: str
+    kind: str
+    since: float
+    running: bool
+    first: bool
 
 
 class Handle:
@@ -11,6 +30,7 @@ class Handle:
     Attributes:
         name: the operation's name, for messages.
         finished: the result or the error is there.
+        waiting: when (``time.monotonic``) a caller began to wait for it; 0.0 while nobody does.
     """
 
     __slots__ = ("_error", "_result", "finished", "name", "waiting")
@@ -18,7 +38,7 @@ class Handle:
     def __init__(self, name: str) -> None:
         self.name = name
         self.finished = False
-        self.waiting = False
+        self.waiting = 0.0
         self._result: Any = None
         self._error: BaseException | None = None
 

@@ -12,12 +12,12 @@ import itertools
 import pickle
 import struct
 from collections import deque
-from typing import Any
 
 from horo_lite.engine.agreement import Signature
 from horo_lite.engine.control import ControlChannel
-from horo_lite.engine.coordinator import Agreement, Coordinator, Key, Verdict
+from horo_lite.engine.coordinator import JOIN, Agreement, Coordinator, Key, Verdict
 from horo_lite.engine.fabric import Fabric
+from horo_lite.engine.handles import Pending
 from horo_lite.engine.operations import Operation, stand_in
 from horo_lite.errors import (
     DisagreementError,
@@ -149,11 +149,24 @@ class NamedLane:
         return not (self._submitted or self._asked or self._running or self._exclusive)
 
     @property
-    def waiting(self) -> dict[Key, list[int]]:
-        """Operations that wait for other ranks: on the coordinator with those ranks, elsewhere with none named."""
-        if self._coordinator is not None:
-            return self._coordinator.waiting
-        return {key: [] for key in self._asked}
+    def ranks(self) -> tuple[int, ...]:
+        """The global rank of each member."""
+        return self._fabric.ranks
+
+    @property
+    def joined(self) -> bool:
+        """This rank is in ``join()``."""
+        return JOIN in self._asked
+
+    def pending(self) -> list[Pending]:
+        """What is submitted and not finished; for the watch, whose thread does not hold the engine's lock."""
+        first = not self._agreed
+        waiting = [*self._submitted, *self._asked.values()]
+        running = [operation for _, operation in [*self._running, *self._exclusive]]
+        return [
+            Pending(str(operation.key), operation.kind, operation.handle.waiting, index >= len(waiting), first)
+            for index, operation in enumerate([*waiting, *running])
+        ]
 
     def progress(self) -> bool:
         """Do all that can be done without waiting. Returns True when anything moved."""
@@ -325,9 +338,3 @@ def as_fault(error: Exception, name: str) -> HoroLiteError:
     fault = HorovodInternalError(f"tensor {name!r} failed on this rank: {type(error).__name__}: {error}")
     fault.__cause__ = error
     return fault
-
-
-def describe(waiting: dict[Key, Any]) -> str:
-    """The names of waiting operations, for messages: at most six."""
-    names = [str(key) for key in waiting]
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from horo_lite.engine.fabric import Fabric
-from horo_lite.engine.handles import Handle
+from horo_lite.engine.handles import Handle, Pending
 from horo_lite.engine.named import as_fault
 from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
 from horo_lite.interfaces import Schedule, Token, Transport
@@ -128,12 +128,18 @@ class PlannedLane:
         return not (self._queue or self._current or self.joined)
 
     @property
-    def waiting(self) -> dict[str, list[int]]:
-        """The operation under way, with the global ranks whose messages it waits for."""
-        if self._current is None:
-            return {}
-        running, operation = self._current
-        return {operation.handle.name: sorted(self.fabric.ranks[peer] for peer in running.awaited)}
+    def ranks(self) -> tuple[int, ...]:
+        """The global rank of each member."""
+        return self.fabric.ranks
+
+    def pending(self) -> list[Pending]:
+        """The operation under way; for the watch, whose thread does not hold the engine's lock."""
+        current, queued = self._current, list(self._queue)
+        if current is None:
+            return []
+        operation = current[1]
+        since = max(each.handle.waiting for each in [operation, *queued])
+        return [Pending(operation.handle.name, "planned", since, True, operation.place.step == 0)]
 
     def progress(self) -> bool:
         """Do all that can be done without waiting. Returns True when anything moved."""

@@ -20,6 +20,7 @@ from horo_lite.transport.topology import Topology
 _LARGEST_MESSAGE_BYTES = 1 << 30  # MPI 3 counts are 32 bits wide, and Open MPI refuses larger ones
 _NO_BUFFER = (BufferError, TypeError, ValueError)  # numpy exports no bfloat16
 _log = logging.getLogger("horo_lite")
+_before_finalize: list[Callable[[], None]] = []  # at most one
 
 
 def load_mpi() -> Any:
@@ -204,11 +205,10 @@ class MPIWorld:
     def before_finalize(self, callback: Callable[[], None]) -> None:
         """Call back when the program finalises MPI itself, before it is gone (MPI 3.1, section 8.7.1)."""
 
-        def deleted(comm: Any, key: int, value: Any) -> None:
-            callback()
-
-        key = self._mpi.Comm.Create_keyval(delete_fn=deleted)
-        self._mpi.COMM_SELF.Set_attr(key, None)
+        if not _before_finalize:
+            key = self._mpi.Comm.Create_keyval(delete_fn=lambda comm, key, value: _before_finalize[0]())
+            self._mpi.COMM_SELF.Set_attr(key, None)
+        _before_finalize[:] = [callback]
 
     def transport(self) -> MPITransport:
         """Collective: a new message space for all ranks."""

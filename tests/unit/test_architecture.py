@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "horo_lite"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"errors", "config", "interfaces", "version"}
+BASE = {"errors", "config", "interfaces", "log", "version"}
 STAGES = {"transport", "compression", "buckets", "collectives"}
 ADAPTERS = {"torch", "tensorflow", "keras"}
 

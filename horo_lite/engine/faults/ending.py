@@ -19,9 +19,12 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
+from horo_lite.log import write_tagged
+
 _FORWARD_S = 0.1  # launchers drop what a rank has printed but they have not read yet when a job is aborted
 _ABORT_S = 5.0  # MPI_Abort itself may hang on a network that is cut
 _STACK_DEPTH = 12
+_ANNOUNCED_S = 0.5  # launchers end the other ranks by SIGTERM when one fails; its announcement is there first
 
 
 class Job(Protocol):
@@ -42,11 +45,17 @@ class Ending:
 
     Args:
         rank: for the tag of every line.
+
+    Attributes:
+        announce: lets the other ranks know that this one ends the job.
+        other_failed: set when another rank has done so.
     """
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job = job
         self.rank = rank
+        self.announce: Callable[[], None] = lambda: None
+        self.other_failed = threading.Event()
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._excepthook = sys.excepthook
@@ -77,10 +86,17 @@ class Ending:
             threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
         try:
             write_tagged(self.rank, text)
+            with contextlib.suppress(Exception):  # a courtesy; the channel may be what is broken
+                self.announce()
             time.sleep(_FORWARD_S)
         finally:
             self.job.abort(code)
             os._exit(code)
+
+    def leave_orphaned(self) -> None:
+        """The launcher is gone, and MPI with it."""
+        write_tagged(self.rank, "the process that started this rank has ended, so the rank ends too")
+        os._exit(1)
 
     # --- what Python calls ---------------------------------------------------------------------------------------
 
@@ -108,6 +124,8 @@ class Ending:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        if self.other_failed.wait(_ANNOUNCED_S):  # its traceback shall be the last
+            os._exit(128 + number)
         stack = "".join(traceback.format_stack(frame, _STACK_DEPTH))
         self.fail(f"ended by {signal.Signals(number).name}, while at (innermost call last):\n{stack}", 128 + number)
 
@@ -154,20 +172,6 @@ class _Exit(SystemExit):
     @code.setter
     def code(self, status: Any) -> None:
         self._status = status
-
-
-def write_tagged(rank: int, text: str) -> None:
-    """Write lines to standard error in one piece, each tagged with the rank, after what was printed before."""
-    tagged = "".join(f"[rank {rank}] {line}\n" for line in text.rstrip("\n").split("\n"))
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
-            stream.flush()
-    try:
-        sys.stderr.write(tagged)
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        with contextlib.suppress(OSError):
-            os.write(2, tagged.encode(errors="replace"))
 
 
 def _exit_later(code: int) -> None:

@@ -19,11 +19,11 @@ _LAUNCHERS = {
 }
 
 
-def watch() -> None:
-    """Ask Linux to kill this process when its launcher dies.
+def die_with_launcher() -> None:
+    """Ask Linux to kill this process when its launcher dies, even while no Python code can run in it.
 
     Linux means the parent's *thread* that started us: only of launchers is it known that this one lives as long as
-    they do. A wrapper script between launcher and rank is left to ``orphaned``.
+    they do. A wrapper script between launcher and rank is left to ``Parent``.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,0 +1,54 @@
+"""What this process is doing: the Python stacks of its threads, as text, or from C when Python is stuck."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+OWN_THREADS = "horo_lite-"
+_PACKAGE = str(Path(__file__).parents[2])
+_DEPTH = 10
+_THREADS = 6
+_DUMP_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else None  # a number that no library is known to use
+
+
+def python_stacks() -> str:
+    """The main thread's stack, then those of other threads of the program, innermost call last."""
+    frames = sys._current_frames()
+    main = threading.main_thread()
+    others = [t for t in threading.enumerate() if t is not main and not t.name.startswith(OWN_THREADS)]
+    parts = []
+    for thread in [main, *others][:_THREADS]:
+        frame = frames.get(thread.ident or 0)
+        if frame is not None:
+            title = "" if thread is main else f"thread {thread.name}:\n"
+            parts.append(title + "".join(traceback.format_list(_of_program(traceback.extract_stack(frame)))[-_DEPTH:]))
+    return "".join(parts) or "(the interpreter is ending)\n"
+
+
+def _of_program(stack: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Without the insides of a call of ours: how the engine waits tells nobody anything."""
+    for index, frame in enumerate(stack):
+        if frame.filename.startswith(_PACKAGE):
+            return stack[: index + 1]
+    return stack
+
+
+def allow_dumps() -> None:
+    """Let ``request_dump`` of another rank print this one's stacks even when no Python code can run here."""
+    if _DUMP_SIGNAL is not None:
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            faulthandler.register(_DUMP_SIGNAL, file=2, all_threads=True)
+
+
+def request_dump(pid: int) -> None:
+    """Make a rank of this node print its stacks to its own standard error."""
+    if _DUMP_SIGNAL is not None:
+        with contextlib.suppress(OSError):
+            os.kill(pid, _DUMP_SIGNAL)
