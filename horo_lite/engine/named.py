@@ -201,6 +201,8 @@ class NamedLane:
                     "synchronize every handle before shutdown()"
                 )
             )
+        for running, _ in [*self._running, *self._exclusive]:
+            running.close()
         self._submitted.clear()
         self._asked.clear()
         self._running.clear()
@@ -326,7 +328,8 @@ class NamedLane:
         except PeerLostError:
             raise
         except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
-            running.finished = moved = True
+            running.close()
+            moved = True
             operation.handle.fail(as_fault(error, operation.handle.name))
         return moved
 

@@ -160,6 +160,8 @@ class PlannedLane:
             operation.handle.fail(
                 error or ShutDownError(f"{operation.handle.name} was still under way at shutdown()")
             )
+        if self._current is not None:
+            self._current[0].close()
         self._queue.clear()
         self._current = None
 
@@ -186,6 +188,7 @@ class PlannedLane:
             raise
         except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
             operation.handle.fail(as_fault(error, operation.handle.name))
+            running.close()
             self._current = None
             return True
         if running.finished:
@@ -223,7 +226,6 @@ class PlannedLane:
             )
             self._raise_alarm(text)
         self._broken = DisagreementError(text)
-        running.close()
         self.abandon(self._broken)
 
     def _raise_alarm(self, text: str) -> None:

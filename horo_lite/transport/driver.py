@@ -19,10 +19,9 @@ class Running:
     Attributes:
         finished: the schedule has returned.
         result: what it returned.
-        awaited: the peers from which a message is outstanding (read by the check for ranks out of step).
     """
 
-    __slots__ = ("_pending", "_reply", "_schedule", "_tag", "_transport", "awaited", "finished", "result")
+    __slots__ = ("_pending", "_receives", "_reply", "_schedule", "_tag", "_transport", "finished", "result")
 
     def __init__(self, schedule: Schedule, transport: Transport, tag: int) -> None:
         self._schedule = schedule
@@ -30,7 +29,7 @@ class Running:
         self._tag = tag
         self._pending: Sequence[Token] = ()
         self._reply: Any = None
-        self.awaited: set[int] = set()
+        self._receives: list[tuple[int, Token]] = []
         self.finished = False
         self.result: Any = None
 
@@ -48,19 +47,17 @@ class Running:
                 instruction = self._schedule.send(self._reply)
             except StopIteration as stop:
                 self.finished, self.result, self._pending = True, stop.value, ()
-                self.awaited.clear()
+                self._receives.clear()
                 return True
             self._reply = None
             if isinstance(instruction, Exchange):
                 outgoing, dst, incoming, src = instruction
-                self.awaited = {src}
-                self._pending = (
-                    transport.recv(incoming, src, tag),
-                    transport.send(outgoing, dst, tag),
-                )
+                received = transport.recv(incoming, src, tag)
+                self._receives.append((src, received))
+                self._pending = (received, transport.send(outgoing, dst, tag))
             elif isinstance(instruction, Recv):
-                self.awaited.add(instruction.peer)
                 self._reply = transport.recv(instruction.buffer, instruction.peer, tag)
+                self._receives.append((instruction.peer, self._reply))
                 continue
             elif isinstance(instruction, Send):
                 self._reply = transport.send(instruction.buffer, instruction.peer, tag)
@@ -74,10 +71,22 @@ class Running:
             if not transport.done(self._pending):
                 return True
 
+    @property
+    def awaited(self) -> set[int]:
+        """The peers from which a message is outstanding at this moment."""
+        done = self._transport.done
+        self._receives = [(peer, token) for peer, token in self._receives if not done((token,))]
+        return {peer for peer, _ in self._receives}
+
     def close(self) -> None:
         """Give the schedule up; its outstanding messages stay where they are."""
         self._schedule.close()
         self.finished = True
+        if self._receives or self._pending:
+            _given_up.append((self._receives, self._pending))
+
+
+_given_up: list[Any] = []  # keeps buffers in memory that the transport may still write to or read from
 
 
 def run(schedule: Schedule, transport: Transport, tag: int = 1) -> Any:
