@@ -58,6 +58,8 @@ def ratio(times: Times, slow: str, fast: str) -> float:
     return statistics.median(s / f for s, f in zip(times[slow], times[fast], strict=True))
 
 
-def calls_for(seconds: float, least_s: float = 2e-3, most: int = 500) -> int:
-    """How many calls make a measurement long enough for the clock and for a barrier's own spread."""
-    return max(1, min(most, round(least_s / max(seconds, 1e-7))))
+def calls_for(fastest_s: float, slowest_s: float) -> int:
+    """How many calls make one measurement of competitors of which single calls took this long: enough of the fastest
+    for the clock and for a barrier's own spread, not so many of the slowest that the run never ends.
+    """
+    return max(1, min(500, int(2e-3 / max(fastest_s, 1e-7)), int(0.2 / max(slowest_s, 1e-7))))
