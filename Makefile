@@ -57,8 +57,10 @@ soak: $(VENV)/.test-installed
 lint: $(VENV)/.test-installed
 	.ci/summary $(LINT)
 
-bench: $(VENV)/.test-installed
-	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(VENV)/bin/python "$$script"; done
+bench: $(VENV)/.bench-installed
+	@missed=0; for script in benchmarks/*.py; do \
+		echo "== $$script"; $(VENV)/bin/python "$$script" || missed=1; \
+	done; exit $$missed
 
 clean:
 	rm -rf .venv .venv-openmpi .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
@@ -86,6 +88,10 @@ $(VENV)/.demo-installed: $(INPUTS) | $(VENV)/bin/pip-ready
 
 $(VENV)/.test-installed: $(VENV)/.demo-installed
 	$(call INSTALL,$(VENV)) -e '.[torch,mpi,examples,test]' tensorflow-cpu keras
+	@touch $@
+
+$(VENV)/.bench-installed: $(VENV)/.test-installed
+	$(call INSTALL,$(VENV)) -e '.[bench]'
 	@touch $@
 
 # The second environment holds another MPI and nothing else: the rest it borrows from the first.

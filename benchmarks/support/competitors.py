@@ -98,8 +98,8 @@ class Competitors:
 
         if not (dist.is_available() and dist.is_gloo_available()):
             return False
-        folder = tempfile.mkdtemp(prefix="gloo-") if self._comm.Get_rank() == 0 else None
-        store = Path(self._comm.bcast(folder)) / "store"
+        self._gloo_folder = tempfile.TemporaryDirectory(prefix="gloo-")  # the first rank's is used, while it lives
+        store = Path(self._comm.bcast(self._gloo_folder.name)) / "store"
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=self._comm.Get_rank(),
             world_size=self._comm.Get_size(),
