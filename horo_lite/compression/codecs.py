@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from horo_lite.arrays import item_bytes, type_name
-from horo_lite.compression.backend import Backend, backend_of, quiet
+from horo_lite.compression.backend import Backend, backend_of, float8_values, quiet
 from horo_lite.compression.base import Layout
 from horo_lite.interfaces import Array
 
@@ -231,17 +231,17 @@ class Float8Codec(Codec):
     def encode_piece(self, backend: Backend, piece: Array, codes: Array, random: Any) -> Any:
         peak = backend.peak(piece)
         inverse = backend.xp.where(peak >= TINY, self.TOP / peak, peak * 0)
-        floats, scratch = backend.view(codes, "float8_e4m3fn"), backend.scratch(piece)
+        scratch = backend.scratch(piece)
         for cut in backend.blocks(len(piece)):
             block = backend.xp.multiply(piece[cut], inverse, out=scratch[: cut.stop - cut.start])
-            backend.assign(floats[cut], block)
+            backend.encode_float8(codes[cut], block)
         return peak / self.TOP
 
     def decode_piece(
         self, backend: Backend, name: str, scale: Any, codes: Array, out: Array
     ) -> None:
-        backend.assign(out, backend.view(codes, "float8_e4m3fn"))
-        out *= scale
+        for cut in backend.blocks(len(out)):
+            backend.xp.multiply(backend.take(float8_values(name), codes[cut]), scale, out=out[cut])
 
 
 @dataclasses.dataclass(frozen=True)

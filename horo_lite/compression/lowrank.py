@@ -37,14 +37,15 @@ class Matrix(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PowerSGD(Method):
-    """P = M Q, summed and made orthonormal; Q = M^T P, summed; the mean is P Q^T.
+    """P = M Q^T, summed and made orthonormal; Q = P^T M, summed; the mean is P Q.
 
     The right factor is kept from step to step (warm start), which makes single steps of power
     iteration converge to the leading singular vectors. Parameters with one dimension, and matrices
     that would not shrink by ``min_ratio``, travel uncompressed. Shapes come from ``bind``: without it
     every gradient is a vector.
 
-    A ``(out, in, height, width)`` kernel is a matrix of ``out`` rows, as in the paper.
+    A ``(out, in, height, width)`` kernel is a matrix of ``out`` rows, as in the paper, whose Q is
+    kept transposed here: rows of M are then read in order.
 
     Args:
         rank: the number of columns of P and Q.
@@ -76,7 +77,7 @@ class PowerSGD(Method):
         rights = [self._right(m, bucket, states[m.place]) for m in matrices]
 
         lefts = [
-            _product(view, right).reshape(-1) for view, right in zip(views, rights, strict=True)
+            _product(view, right.T).reshape(-1) for view, right in zip(views, rights, strict=True)
         ]
         lefts, mean_vectors = yield from _mean(lefts, vectors, backend, group)
         bases = [
@@ -84,7 +85,7 @@ class PowerSGD(Method):
             for left, m in zip(lefts, matrices, strict=True)
         ]
         own = [
-            _product(view.T, basis).reshape(-1) for view, basis in zip(views, bases, strict=True)
+            _product(basis.T, view).reshape(-1) for view, basis in zip(views, bases, strict=True)
         ]
         means: list[Array] = []
         if own:
@@ -112,14 +113,14 @@ class PowerSGD(Method):
         return out
 
     def _right(self, m: Matrix, bucket: Bucket, state: State) -> Array:
-        """The last step's right factor, or the same random one on all ranks. (columns, low_rank)"""
+        """The last step's right factor, or the same random one on all ranks. (low_rank, columns)"""
         backend, elements = bucket.backend, m.columns * m.low_rank
         right = remembered(state, "warm_start", elements, backend, bucket.work_type)
         if right is None:
             name = zlib.crc32(self.parameters[m.place].name.encode())
             random = backend.generator(self.seed, name, elements)
             right = backend.normal(random, elements, bucket.work_type)
-        return right.reshape(m.columns, m.low_rank)
+        return right.reshape(m.low_rank, m.columns)
 
     def _remember(self, factor: Array, state: State, backend: Backend) -> None:
         """Keep a right factor, but not one of zeros: nothing would ever come out of it again."""
@@ -163,7 +164,7 @@ def _assembled(
     pieces = bucket.layout.split(out)
     for m, basis, factor in zip(matrices, bases, factors, strict=True):
         target = pieces[m.place].reshape(m.rows, m.columns)
-        bucket.backend.xp.matmul(basis, factor.reshape(m.columns, m.low_rank).T, out=target)
+        bucket.backend.xp.matmul(basis, factor.reshape(m.low_rank, m.columns), out=target)
     compressed = {m.place for m in matrices}
     rest = iter(vectors)
     for index, piece in enumerate(pieces):

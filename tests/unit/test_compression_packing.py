@@ -81,6 +81,20 @@ def test_eight_bit_floats_have_four_bits_of_precision(pieces):
         assert (np.abs(out - piece) <= np.abs(piece) * 2**-4 * 1.001 + peak * 2**-17 + 1e-29).all()
 
 
+def test_eight_bit_floats_are_rounded_as_ml_dtypes_does():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.random.default_rng(0).uniform(-448, 448, 100_000).astype(np.float32)
+    exact = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    exact = np.sort(exact[np.isfinite(exact)])
+    ties = (exact[1:] + exact[:-1]) / 2
+    values = np.concatenate(
+        [values, values * 1e-5, exact, ties, np.nextafter(ties, 500), np.nextafter(ties, -500)]
+    )
+    codes = np.empty(len(values), np.uint8)
+    backend.encode_float8(codes, values)
+    np.testing.assert_array_equal(codes, values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
+
+
 @given(buckets)
 @SETTINGS
 def test_powers_of_two_enclose_the_value(pieces):
