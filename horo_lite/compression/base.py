@@ -234,6 +234,15 @@ class Frozen(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
+def label(user: Any) -> str:
+    """What messages call a user's class or object; the same on every rank, so without an address."""
+    if isinstance(user, type):
+        return user.__qualname__
+    return (
+        repr(user) if type(user).__repr__ is not object.__repr__ else f"{type(user).__qualname__}()"
+    )
+
+
 def check_between(name: str, value: float, low: float, high: float, example: str) -> None:
     """Accept a value in (low, high].
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from horo_lite.arrays import flat
 from horo_lite.compression.backend import is_floating
-from horo_lite.compression.base import Bucket, Exchange, Layout, Method, State
+from horo_lite.compression.base import Bucket, Exchange, Layout, Method, State, label
 from horo_lite.compression.exchange import average
 from horo_lite.interfaces import Array, GatherRequest, Group, SumRequest
 
@@ -42,7 +42,7 @@ class HorovodStyle(Method):
     to_tensor: Callable[[Array], Any] = np.asarray
 
     def __repr__(self) -> str:
-        return getattr(self.user, "__name__", repr(self.user))
+        return label(self.user)
 
     def exchange(self, bucket: Bucket, states: Sequence[State], group: Group) -> Exchange:
         own = self._compressed(bucket)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from horo_lite.compression.base import Method
+from horo_lite.compression.base import Method, label
 from horo_lite.compression.casts import NoCompression
 from horo_lite.compression.feedback import WithFeedback
 from horo_lite.compression.horovod import HorovodStyle
@@ -16,11 +16,18 @@ from horo_lite.errors import ArgumentTypeError
 from horo_lite.interfaces import Array, Compressor, Group, Parameter
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Foreign:
     """A user's object that has ``reduce`` and no ``bind``."""
 
     user: Any
+
+    def __repr__(self) -> str:
+        return label(self.user)
+
+    @property
+    def keeps_state(self) -> bool:
+        return bool(getattr(self.user, "keeps_state", False))
 
     def bind(self, parameters: Sequence[Parameter]) -> Foreign:
         return self

@@ -21,7 +21,7 @@ from horo_lite.engine.compressed import compressed
 from horo_lite.engine.coordinator import JOIN, Key
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle
-from horo_lite.interfaces import Array, Compressor, Reduction, Schedule
+from horo_lite.interfaces import Array, Compressor, Parameter, Reduction, Schedule
 
 Signatures = dict[int, Signature]  # by member; joined members are missing
 _check_supported = functools.lru_cache(maxsize=None)(check_supported)
@@ -144,15 +144,21 @@ class AllReduce(Operation):
 
     def _compressed(self, compressor: Compressor, buffers: list[Array], fabric: Fabric) -> Schedule:
         s = self.signature
-        for buffer in buffers:
-            if s.prescale != 1.0:
+        if s.prescale != 1.0:
+            for buffer in buffers:
                 buffer *= s.prescale
-        reduced = yield from compressed(compressor, buffers, self._states, fabric)
         factor = s.postscale * (fabric.size if s.reduction == Reduction.SUM else 1)
-        for buffer, mean in zip(buffers, reduced.mean, strict=True):
-            buffer[:] = mean
-            if factor != 1:
-                buffer *= factor
+        of_type: dict[str, list[int]] = {}
+        for index, kind in enumerate(s.types):
+            of_type.setdefault(kind, []).append(index)
+        for members in of_type.values():  # a compressor takes gradients of one type
+            bound = compressor.bind([Parameter(f"{self.key.name}.{i}", s.shapes[i]) for i in members])
+            some, states = [buffers[i] for i in members], [self._states[i] for i in members]
+            reduced = yield from compressed(bound, some, states, fabric)
+            for buffer, mean in zip(some, reduced.mean, strict=True):
+                buffer[:] = mean
+                if factor != 1:
+                    buffer *= factor
 
 
 def pack(buffers: Sequence[Array]) -> Array:

@@ -131,6 +131,7 @@ def test_a_compressor_of_ones_own_needs_only_reduce():
             return (yield from as_compressor(Compression.none).reduce(gradients, states, group))
 
     assert run(Mine(), rows([1], [3])).results[0].mean[0].tolist() == [2]
+    assert "0x" not in repr(as_compressor(Mine()))  # ranks compare it
 
 
 def test_neighbours_in_memory_are_sent_without_a_copy():
