@@ -107,6 +107,10 @@ class Config:
         "auto", "HORO_LITE_OVERLAP",
         "Reduce buckets while backward goes on: auto (where it pays), on or off.", _choice("auto", "on", "off"),
     )
+    cache_folder: str = setting(
+        "~/.cache/horo_lite", "HORO_LITE_CACHE_FOLDER",
+        "Where the measured choice of algorithms is kept for each set of hosts; empty: nowhere.",
+    )
     cuda_aware: str = setting(
         "off", "HORO_LITE_CUDA_AWARE",
         "Hand device pointers to MPI: off, on (trusted as it is), or probe (a child process tries it first).",

@@ -13,15 +13,18 @@ import numpy as np
 from horo_lite.arrays import ArrayKernel, kernel
 from horo_lite.collectives.partition import chunks, offsets_of
 from horo_lite.collectives.registry import algorithm
+from horo_lite.collectives.selection import AUTO, Table
 from horo_lite.config import Config
 from horo_lite.engine.instruments import Instruments
 from horo_lite.engine.sharing import shared_blocks
+from horo_lite.engine.tuning import find_table
 from horo_lite.interfaces import Array, Group, Reduction, Schedule, Transport
 from horo_lite.transport.topology import Topology
 
-_SMALL_BYTES = 32 << 10
 _STAGING_BYTES = 3 << 20  # three pieces of 1 MiB, so that what one rank writes another finds in a cache
-_SMALL_BROADCAST_BYTES = 256 << 10
+_UNMEASURED_BYTES = 4 << 10  # up to here the built-in estimates are as good as a measurement
+Choice = tuple[Callable[..., Schedule], ArrayKernel, bool]
+"""What makes a schedule, with which kernel, and whether it needs the staging memory."""
 
 
 class Fabric:
@@ -51,7 +54,9 @@ class Fabric:
         self._config = config
         self._one_node = len(topology.nodes) == 1 and self.shares_memory
         self._staging: list[Array] | None = None
-        self._choices: dict[tuple[object, ...], tuple[Callable[..., Schedule], ArrayKernel, bool]] = {}
+        self._ranks_per_node = min(len(node) for node in topology.nodes)
+        self.table: Table | None = Table() if len(topology.nodes) == 1 else None
+        self._choices: dict[tuple[object, ...], Choice] = {}
 
     def allreduce(
         self,
@@ -68,6 +73,11 @@ class Fabric:
         Args:
             staged: False keeps away from the staging memory (for a schedule inside another one).
         """
+        if self.table is None and buffer.nbytes > _UNMEASURED_BYTES:
+            again = functools.partial(
+                self.allreduce, buffer, type_name, reduction, prescale, postscale, device, staged=False
+            )
+            return self._measured(lambda: again()[0]), True
         key = (len(buffer), type_name, reduction, prescale, postscale, device, staged)
         choice = self._choices.get(key)
         if choice is None:
@@ -84,23 +94,36 @@ class Fabric:
 
     def _choose(
         self, buffer: Array, arithmetic: ArrayKernel, reduction: Reduction, staged: bool
-    ) -> tuple[Callable[..., Schedule], ArrayKernel, bool]:
+    ) -> Choice:
         """The algorithm for all-reduces like this one, made once."""
-        whole = "pairwise" if arithmetic.wide else "ring"
-        if self._config.algorithm != "auto":
-            name = self._config.algorithm
-        elif buffer.nbytes <= _SMALL_BYTES:
-            name = "gathered" if arithmetic.wide else "recursive_doubling"
+        if reduction is Reduction.ADASUM:
+            name = "adasum"
         else:
-            name = "shared" if self._one_node else whole
+            staged = staged and isinstance(buffer, np.ndarray)
+            name = self._algorithm("allreduce", buffer.nbytes, arithmetic.wide, staged)
         if name == "shared":
-            if staged and self._one_node and isinstance(buffer, np.ndarray):
-                return self._shared_allreduce, arithmetic, True
-            name = whole
-        adasum = reduction is Reduction.ADASUM
-        chosen = algorithm("adasum", "halving_doubling") if adasum else algorithm("allreduce", name)
-        context = {k: v for k, v in self._context(buffer).items() if k in chosen.takes}
+            return self._shared_allreduce, arithmetic, True
+        chosen = algorithm("allreduce", name)
+        context = {k: v for k, v in self._context(buffer, reduction).items() if k in chosen.takes}
         return functools.partial(chosen.schedule, **context), arithmetic, False
+
+    def _algorithm(self, operation: str, nbytes: int, wide: bool = False, staged: bool = False) -> str:
+        table = self.table or Table()
+        return table.choose(
+            operation, nbytes, ranks=self.size, ranks_per_node=self._ranks_per_node, wide=wide,
+            context=self.offered(staged), override=self._config.algorithm if operation == "allreduce" else AUTO,
+        )
+
+    def offered(self, staged: bool) -> frozenset[str]:
+        """What algorithms may need and have here."""
+        shared = {"staging"} if staged and self._one_node else set()
+        return frozenset({"nodes", "segment_elements", "reduction"} | shared)
+
+    def _measured(self, schedule: Callable[[], Schedule]) -> Schedule:
+        """The first large operation across nodes finds the selection table before it is chosen for itself."""
+        if self.table is None:
+            self.table = yield from find_table(self, self._config.cache_folder)
+        yield from schedule()
 
     def _shared_allreduce(self, group: Group, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
         """Through the staging areas, which the first such all-reduce makes; by messages where memory is not shared."""
@@ -113,7 +136,9 @@ class Fabric:
             yield from algorithm("allreduce", "shared")(group, buffer, arithmetic, staging=areas)
         else:
             name = "pairwise" if arithmetic.wide else "ring"
-            yield from algorithm("allreduce", name)(group, buffer, arithmetic, **self._context(buffer))
+            yield from algorithm("allreduce", name)(
+                group, buffer, arithmetic, segment_elements=self._segment_elements(buffer)
+            )
 
     def adasum(
         self,
@@ -188,18 +213,19 @@ class Fabric:
         arithmetic = kernel(type_name, Reduction(reduction), self.size, prescale, postscale, device)
         if prescale != 1.0:
             arithmetic.prescale(buffer)
-        chosen = algorithm("reduce_scatter", "pairwise" if arithmetic.wide else "ring")
+        chosen = algorithm("reduce_scatter", self._algorithm("reduce_scatter", buffer.nbytes, arithmetic.wide))
         return chosen(self.group, buffer, counts, arithmetic, **self._context(buffer))
 
     def allgather(self, own: Array, gathered: Array, counts: Sequence[int]) -> Schedule:
         """All members' arrays, member i's with ``counts[i]`` elements, one after the other into ``gathered``."""
         start = sum(counts[: self.group.index])
         gathered[start : start + len(own)] = own
-        return algorithm("allgather", "ring")(self.group, gathered, counts, **self._context(gathered))
+        name = self._algorithm("allgather", gathered.nbytes)
+        return algorithm("allgather", name)(self.group, gathered, counts, **self._context(gathered))
 
     def broadcast(self, buffer: Array, root: int) -> Schedule:
         """Member ``root``'s buffer into everyone's."""
-        name = "binomial" if buffer.nbytes <= _SMALL_BROADCAST_BYTES else "chain"
+        name = self._algorithm("broadcast", buffer.nbytes)
         return algorithm("broadcast", name)(self.group, buffer, root, **self._context(buffer))
 
     def alltoall(
@@ -209,9 +235,13 @@ class Fabric:
         parts = chunks(outgoing, offsets_of(sent)), chunks(incoming, offsets_of(received))
         return algorithm("alltoall", "pairwise")(self.group, *parts)
 
-    def _context(self, buffer: Array) -> dict[str, object]:
-        item_bytes = max(1, buffer.nbytes // max(1, len(buffer)))
+    def _context(self, buffer: Array, reduction: Reduction = Reduction.SUM) -> dict[str, object]:
         return {
-            "segment_elements": max(1, self._config.segment_bytes // item_bytes),
+            "segment_elements": self._segment_elements(buffer),
             "nodes": self.topology.nodes,
+            "reduction": reduction,
         }
+
+    def _segment_elements(self, buffer: Array) -> int:
+        item_bytes = max(1, buffer.nbytes // max(1, len(buffer)))
+        return max(1, self._config.segment_bytes // item_bytes)
