@@ -47,7 +47,8 @@ def find_table(fabric: Fabric, folder: str) -> Generator[Any, Any, Table]:
         if fabric.group.index == 0:
             _write(path, text)
     table = Table.from_json(texts[0].decode())
-    _log.info("%s", describe(table, fabric))
+    if fabric.group.index == 0:
+        _log.info("%s", describe(table, fabric))
     return table
 
 
