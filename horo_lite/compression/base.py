@@ -238,9 +238,8 @@ def label(user: Any) -> str:
     """What messages call a user's class or object; the same on every rank, so without an address."""
     if isinstance(user, type):
         return user.__qualname__
-    return (
-        repr(user) if type(user).__repr__ is not object.__repr__ else f"{type(user).__qualname__}()"
-    )
+    text = repr(user)
+    return f"{type(user).__qualname__}()" if " at 0x" in text else text
 
 
 def check_between(name: str, value: float, low: float, high: float, example: str) -> None:
