@@ -1,4 +1,4 @@
-"""What a compressor keeps for each parameter, seen as a part of the optimizer's state.
+"""What a compressor keeps for each parameter, as a part of the optimizer's state.
 
 Residuals and their like belong into checkpoints, so they live in ``optimizer.state[p]`` beside ``exp_avg``, where
 plain torch keeps and loads them.
@@ -6,5 +6,71 @@ plain torch keeps and loads them.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from horo_lite.arrays import flat, to_torch
+
 RANK_OWN = frozenset({"residual", "velocity", "server_residual", "server_start"})
 """Keys of what every rank has its own of; all other state is the same on all ranks."""
+
+_KEYS = RANK_OWN | {"warm_start", "draws", "warmup_steps"}
+
+
+class ParameterState(MutableMapping[str, Any]):
+    """The view of ``optimizer.state[parameter]`` that a compressor is given: flat arrays and numbers.
+
+    An optimizer sees from an empty state that it has to make its own. So nothing is put there before its first step:
+    ``settle`` moves what has gathered here.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._parameter = parameter
+        self._early: dict[str, Any] = {}
+
+    def _stored(self) -> dict[str, Any]:
+        optimizer: Any = self._optimizer()
+        return {} if optimizer is None else optimizer.state.get(self._parameter, {})
+
+    def settle(self) -> None:
+        """After a step that updated the parameter."""
+        if self._early and self._parameter.grad is not None:
+            optimizer: Any = self._optimizer()
+            state = optimizer.state[self._parameter]
+            for key, value in self._early.items():
+                state.setdefault(key, _as_torch(value))
+            self._early.clear()
+
+    def __getitem__(self, key: str) -> Any:
+        stored = self._stored()
+        if key in stored and key in _KEYS:
+            value = stored[key]
+            return flat(value) if isinstance(value, torch.Tensor) else value
+        return self._early[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        stored = self._stored()
+        if stored:
+            stored[key] = _as_torch(value)
+            self._early.pop(key, None)
+        else:
+            self._early[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        if self._early.pop(key, None) is None:
+            del self._stored()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({*self._early, *(key for key in self._stored() if key in _KEYS)})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _as_torch(value: Any) -> Any:
+    return to_torch(value) if isinstance(value, np.ndarray) else value
