@@ -543,7 +543,8 @@ def join(device: int = -1) -> int:
     if planned is not None:
         planned.joined = True
     try:
-        last = int(call(global_process_set, "join", None, lambda _: Join()))
+        done = 0 if planned is None else planned.submitted
+        last = int(call(global_process_set, "join", None, lambda _: Join(done)))
     finally:
         if planned is not None:
             planned.joined = False

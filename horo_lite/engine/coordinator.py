@@ -70,12 +70,13 @@ class Coordinator:
         self._size = len(ranks)
         self._table: dict[Key, dict[int, Signature | Agreement]] = {}
         self._joined: list[int] = []
+        self._last: tuple[int, int] = (-1, -1)  # operations of the planned lane, and who did them
         self._numbers = itertools.count()
 
     def ask(self, member: int, key: Key, asked: Signature | Agreement) -> list[Verdict]:
         """``member`` is ready for an operation, new or agreed on before. Returns what can be decided now."""
         if key == JOIN:
-            return self._join(member)
+            return self._join(member, asked.root if isinstance(asked, Signature) else 0)
         members = self._table.setdefault(key, {})
         members[member] = asked
         if len(members) + len(self._joined) < self._size:
@@ -83,11 +84,14 @@ class Coordinator:
         verdict = self._decide(key)
         return [] if verdict is None else [verdict]
 
-    def _join(self, member: int) -> list[Verdict]:
+    def _join(self, member: int, planned: int) -> list[Verdict]:
         self._joined.append(member)
+        if planned >= self._last[0]:
+            self._last = planned, member
         if len(self._joined) == self._size:
-            last = self._joined[-1]
+            last = self._last[1]
             self._joined.clear()
+            self._last = -1, -1
             return [Verdict(JOIN, None, last_joined=last)]
         verdicts = [self._decide(key) for key in list(self._table)]
         return [verdict for verdict in verdicts if verdict is not None]

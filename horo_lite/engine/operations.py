@@ -385,12 +385,16 @@ def _nothing() -> Generator[Any, Any, None]:
 
 
 class Join(Operation):
-    """This rank is out of data and takes part in everything until all ranks have joined. Result: the last to join."""
+    """This rank is out of data and takes part in everything until all ranks have joined. Result: the last to join.
+
+    Args:
+        planned: the operations of the planned lane before it, since their messages can overtake this one.
+    """
 
     kind = "join"
 
-    def __init__(self) -> None:
-        super().__init__(JOIN.name, Signature(self.kind))
+    def __init__(self, planned: int = 0) -> None:
+        super().__init__(JOIN.name, Signature(self.kind, root=planned))
 
 
 class Refusal(Operation):

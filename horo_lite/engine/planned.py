@@ -95,12 +95,14 @@ class PlannedLane:
 
     Attributes:
         joined: this rank has called ``join()``: it takes part in whatever bucket the others begin.
+        submitted: operations of this rank's own; it tells who went on longest.
     """
 
     def __init__(self, fabric: Fabric, transport: Transport) -> None:
         self.fabric = fabric
         self.transport = transport
         self.joined = False
+        self.submitted = 0
         self._tagging = Tagging(transport.max_tag)
         self._queue: deque[PlannedOperation] = deque()
         self._current: tuple[Running, PlannedOperation] | None = None
@@ -118,6 +120,7 @@ class PlannedLane:
 
     def submit(self, operation: PlannedOperation) -> None:
         """Queue an operation, from any thread."""
+        self.submitted += not self.joined
         timeline = self.fabric.instruments.timeline
         if timeline is not None:
             timeline.begin(operation.handle.name, "QUEUE")

@@ -59,7 +59,11 @@ class Slot:
         """Put ``.grad``, times ``factor``, into the bucket, and make the bucket's memory ``.grad``."""
         grad = self.parameter.grad
         if grad is not self._grad or grad.data_ptr() != self._place.data_ptr():
-            self._place.copy_(grad.detach().to_dense() if grad.is_sparse else grad.detach())
+            if grad.is_sparse:
+                self._place.zero_()
+                self.add(grad)
+            else:
+                self._place.copy_(grad.detach())
             self.expose()
         if factor != 1.0:
             self._place.mul_(factor)
@@ -77,11 +81,14 @@ class Slot:
         """Let ``.grad`` be a sparse tensor of what the bucket holds."""
         self.parameter.grad = self._place.to_sparse(sparse_dim)
 
-    def add(self, late: Any, factor: float) -> None:
-        """Scale what was reduced and add a gradient that arrived after the bucket had gone."""
+    def add(self, grad: Any, factor: float = 1.0) -> None:
+        """Scale what the bucket holds, and add a gradient."""
         if factor != 1.0:
             self._place.mul_(factor)
-        self._place.add_(late.detach().to_dense() if late.is_sparse else late.detach())
+        if grad.is_sparse:
+            self._place.index_put_(tuple(grad.detach()._indices()), grad.detach()._values(), accumulate=True)
+        else:
+            self._place.add_(grad.detach())
 
     def put(self, values: torch.Tensor) -> None:
         """Write something else than ``.grad`` into the bucket."""
