@@ -231,7 +231,7 @@ def test_names_that_do_not_cover_the_optimizer(hvd, device):
         hvd.DistributedOptimizer(sgd(tensors), named_parameters=tensors)
     with pytest.raises(ValueError, match="duplicates: p0"):
         hvd.DistributedOptimizer(sgd(tensors), named_parameters=[*names, ("p0", parameter(device, 1))])
-    with pytest.raises(TypeError, match="compression=hvd.Compression.fp16"):
+    with pytest.raises(TypeError, match=r"compression=hvd\.Compression\.fp16"):
         hvd.DistributedOptimizer(sgd(tensors), hvd.Compression.fp16)
 
 
