@@ -62,7 +62,7 @@ def _made(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> t
         raise ArgumentError(_not_in(process_set))
     try:
         return member.lane, make(member)
-    except (ArgumentError, ArgumentTypeError) as error:
+    except (ValueError, TypeError) as error:
         member.lane.submit(Refusal(kind, name or "", str(error)))
         context.engine.wake()
         raise
@@ -560,27 +560,43 @@ def broadcast_object(
     Raises:
         ValueError: ``root_rank`` is not in the process set.
     """
-    if root_rank not in (process_set.ranks or ()):
-        raise ArgumentError(f"root_rank={root_rank}: expected a global rank of {process_set}")
-    is_root = current().rank == root_rank
-    packed = cloudpickle.dumps((root_rank, obj)) if is_root else b""
-    own = np.frombuffer(packed, np.uint8)  # only the root has rows, so that its length needs no message of its own
     label = name or "broadcast_object"
-    received = call(
-        process_set, "allgather", label, lambda _: AllGather([own], label, root_rank=root_rank)
-    )
-    return obj if is_root else cloudpickle.loads(received.tobytes())[1]
+
+    def make(member: Member) -> Operation:
+        if root_rank not in member.ranks:
+            raise ArgumentError(f"root_rank={root_rank}: expected a global rank of {process_set}")
+        # Only the root has rows, so that the length needs no message of its own.
+        packed = packed_object((root_rank, obj)) if current().rank == root_rank else np.empty(0, np.uint8)
+        return AllGather([packed], label, root_rank=root_rank)
+
+    received = call(process_set, "allgather", label, make)
+    return obj if current().rank == root_rank else cloudpickle.loads(received.tobytes())[1]
+
+
+def packed_object(obj: Any) -> Any:
+    """A Python object as an array of bytes.
+
+    Raises:
+        TypeError: it can't be pickled.
+    """
+    try:
+        return np.frombuffer(cloudpickle.dumps(obj), np.uint8)
+    except Exception as error:
+        raise ArgumentTypeError(f"an object of type {type(obj).__name__} can't be sent: {error}") from error
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Every rank's Python object, in rank order (pickled by cloudpickle)."""
-    packed = np.frombuffer(cloudpickle.dumps(obj), np.uint8)
-    own = np.array([len(packed)], np.int64)
-    prefix = name or "allgather_object"
-    lengths = allgather(own, f"{prefix}.length", process_set)
-    received = allgather(packed, f"{prefix}.bytes", process_set).tobytes()
+    label = name or "allgather_object"
+
+    def make(member: Member) -> Operation:
+        packed = packed_object(obj)
+        return AllGather([np.array([len(packed)], np.int64), packed], label, grouped=True)
+
+    lengths, packed = call(process_set, "allgather", label, make)
+    received = packed.tobytes()
     objects, start = [], 0
     for length in lengths:
         objects.append(cloudpickle.loads(received[start : start + int(length)]))

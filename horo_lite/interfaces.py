@@ -156,7 +156,9 @@ class Transport(Protocol):
     max_tag: int
     sent_bytes: int
 
-    def send(self, buffer: Array, peer: int, tag: int) -> Token: ...
+    def send(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> Token:
+        """Begin to send; ``whole`` is for a receiver that learns the length by ``probe``: never cut in pieces."""
+        ...
 
     def recv(self, buffer: Array, peer: int, tag: int) -> Token: ...
 

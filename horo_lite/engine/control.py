@@ -21,10 +21,22 @@ class ControlChannel:
 
     def send(self, message: bytes, member: int) -> None:
         """Send a message; messages to one member arrive in order."""
-        leaving = self._leaving
-        while leaving and self._transport.done((leaving[0],)):
-            leaving.popleft()
-        leaving.append(self._transport.send(np.frombuffer(message, np.uint8), member, _CONTROL_TAG))
+        token = self._transport.send(np.frombuffer(message, np.uint8), member, _CONTROL_TAG, whole=True)
+        if not self._transport.done((token,)):
+            self._leaving.append(token)
+
+    @property
+    def sending(self) -> bool:
+        """A message, too long to be sent at once, is still leaving: it goes on only while somebody polls."""
+        return bool(self._leaving)
+
+    def flush(self) -> bool:
+        """Let such messages go on. True when one has left."""
+        moved = False
+        while self._leaving and self._transport.done((self._leaving[0],)):
+            self._leaving.popleft()
+            moved = True
+        return moved
 
     def receive(self) -> tuple[bytes, int] | None:
         """The next message that has arrived, and its sender; None when there is none."""

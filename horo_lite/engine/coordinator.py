@@ -88,13 +88,13 @@ class Coordinator:
         self._joined.append(member)
         if planned >= self._last[0]:
             self._last = planned, member
+        verdicts = [self._decide(key) for key in list(self._table)]
+        decided = [verdict for verdict in verdicts if verdict is not None]
         if len(self._joined) == self._size:
-            last = self._last[1]
+            decided.append(Verdict(JOIN, None, last_joined=self._last[1]))
             self._joined.clear()
             self._last = -1, -1
-            return [Verdict(JOIN, None, last_joined=last)]
-        verdicts = [self._decide(key) for key in list(self._table)]
-        return [verdict for verdict in verdicts if verdict is not None]
+        return decided
 
     def _decide(self, key: Key) -> Verdict | None:
         members = self._table[key]

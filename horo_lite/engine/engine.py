@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from horo_lite.engine.handles import Handle, Pending
 from horo_lite.engine.instruments import Instruments
-from horo_lite.errors import HorovodInternalError, PeerLostError
+from horo_lite.errors import HorovodInternalError, PeerLostError, ShutDownError
 from horo_lite.transport.waiting import Backoff
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Engine:
         self._lock = threading.Lock()
         self._work = threading.Event()
         self._spin_polls = spin_polls
-        self._closing = False
+        self._closing = self._closed = False
         self.moves = 0
         self._thread: threading.Thread | None = None
         if threaded:
@@ -130,16 +130,20 @@ class Engine:
         if handle is not None:
             handle.waiting = time.monotonic()
         while not done():
+            if self._closed:
+                raise ShutDownError("Horovod was shut down while this thread waited for an operation")
             if not self._lock.acquire(timeout=_OTHER_WAITER_S):
                 continue
             try:
-                while not done():
+                while not (done() or self._closing):
                     if self._progress():
                         backoff.reset()
                         continue
                     backoff.pause()
             finally:
                 self._lock.release()
+        if not all(lane.idle for lane in self._lanes):
+            self.wake()  # a message of ours may still be leaving, and others wait for it
 
     def close(self) -> None:
         """End the communication thread; operations still under way fail."""
@@ -151,6 +155,7 @@ class Engine:
             for lane in self._lanes:
                 lane.abandon()
             self._lanes.clear()
+            self._closed = True
 
     def _progress(self) -> bool:
         """One round over the lanes, by the thread that holds the lock."""

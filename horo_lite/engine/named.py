@@ -18,8 +18,9 @@ from horo_lite.engine.control import ControlChannel
 from horo_lite.engine.coordinator import JOIN, Agreement, Coordinator, Key, Verdict
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Pending
-from horo_lite.engine.operations import Operation, stand_in
+from horo_lite.engine.operations import Operation, Refusal, stand_in
 from horo_lite.errors import (
+    ArgumentError,
     DisagreementError,
     HoroLiteError,
     HorovodInternalError,
@@ -31,6 +32,7 @@ from horo_lite.transport.driver import Running
 
 _FIRST_DATA_TAG = 1  # 0 is the control channel's
 _CACHE_CAPACITY = 1024
+_AGREEMENTS_KEPT = 4 * _CACHE_CAPACITY
 _CACHED = struct.Struct("<cqq")  # b"#", number of the cached agreement, counter
 
 
@@ -48,6 +50,8 @@ class NamedLane:
         self._coordinator = Coordinator(fabric.ranks) if self._member == 0 else None
         self._submitted: deque[Operation] = deque()
         self._asked: dict[Key, Operation] = {}
+        self._names: set[Key] = set()
+        self._postponed: list[Operation] = []
         self._running: list[tuple[Running, Operation]] = []
         self._exclusive: deque[tuple[Running, Operation]] = deque()
         self._control = ControlChannel(self.transport)
@@ -56,12 +60,24 @@ class NamedLane:
         self._tags = self.transport.max_tag - _FIRST_DATA_TAG
         self._known: dict[tuple[str, Signature], Agreement] = {}
         self._agreed: dict[int, Agreement] = {}
+        self._newest = 0
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
     def submit(self, operation: Operation) -> None:
-        """Hand an operation in, from any thread; it is taken up at the next ``progress``."""
+        """Hand an operation in, from any thread; it is taken up at the next ``progress``.
+
+        Raises:
+            ValueError: an operation of this name waits for other ranks already.
+        """
         self._name(operation)
+        if not isinstance(operation, Refusal):
+            if operation.key in self._names:
+                raise ArgumentError(
+                    f"tensor {str(operation.key)!r} is already under way on this rank: wait for it before its name "
+                    "is used again, or give each tensor a name of its own"
+                )
+            self._names.add(operation.key)
         self._submitted.append(operation)
 
     def call(self, operation: Operation, polls: int) -> bool:
@@ -75,7 +91,7 @@ class NamedLane:
             False when the operation must be submitted; True when it is finished or under way.
         """
         self._name(operation)
-        known = self._known.get((operation.key.name, operation.signature))
+        known = self._agreement_on(operation)
         if known is None or known.number is None or not self.idle:
             return False
         if self._fabric.instruments.timeline is not None or (polls == 0 and self.transport.size > 1):
@@ -105,10 +121,10 @@ class NamedLane:
             if received is not None:
                 if received[0] == message:
                     return True
-                self._asked[operation.key] = operation
+                self._wait_for(operation)
                 self._read(*received)
                 return False
-        self._asked[operation.key] = operation
+        self._wait_for(operation)
         return False
 
     def _collect(
@@ -129,12 +145,16 @@ class NamedLane:
             for member in asked:
                 self._control.send(message, member)
             return True
-        self._asked[operation.key] = operation
+        self._wait_for(operation)
         for member in (0, *asked):
             self._announce(coordinator.ask(member, operation.key, known))
         if received is not None and received[0] != message:
             self._read(*received)
         return False
+
+    def _wait_for(self, operation: Operation) -> None:
+        self._asked[operation.key] = operation
+        self._names.add(operation.key)
 
     def _name(self, operation: Operation) -> None:
         if not operation.key.name:
@@ -146,7 +166,9 @@ class NamedLane:
     @property
     def idle(self) -> bool:
         """Nothing is waiting or under way here."""
-        return not (self._submitted or self._asked or self._running or self._exclusive)
+        return not (
+            self._submitted or self._asked or self._running or self._exclusive or self._control.sending
+        )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -174,7 +196,7 @@ class NamedLane:
         while self._submitted:
             self._ask(self._submitted.popleft())
             moved = True
-        if self.transport.size > 1 and self._receive_control():
+        if self.transport.size > 1 and (self._receive_control() or self._control.flush()):
             moved = True
         if self._exclusive:
             running, operation = self._exclusive[0]
@@ -191,7 +213,7 @@ class NamedLane:
 
     def abandon(self, error: HorovodInternalError | None = None) -> None:
         """Fail everything that is waiting or under way (``shutdown``, or a fault of the transport)."""
-        operations = [*self._submitted, *self._asked.values()]
+        operations = [*self._submitted, *self._postponed, *self._asked.values()]
         operations += [operation for _, operation in [*self._running, *self._exclusive]]
         for operation in operations:
             operation.handle.fail(
@@ -204,7 +226,9 @@ class NamedLane:
         for running, _ in [*self._running, *self._exclusive]:
             running.close()
         self._submitted.clear()
+        self._postponed.clear()
         self._asked.clear()
+        self._names.clear()
         self._running.clear()
         self._exclusive.clear()
 
@@ -212,19 +236,14 @@ class NamedLane:
 
     def _ask(self, operation: Operation) -> None:
         key, signature = operation.key, operation.signature
-        if key in self._asked:
-            operation.handle.fail(
-                HorovodInternalError(
-                    f"tensor {str(key)!r} is already under way on this rank: wait for it before its name is used "
-                    "again, or give each tensor a name of its own"
-                )
-            )
+        if key in self._asked:  # by a call with wrong arguments, of which the others have not heard yet
+            self._postponed.append(operation)
             return
         self._asked[key] = operation
         timeline = self._fabric.instruments.timeline
         if timeline is not None:
             timeline.begin(str(key), f"NEGOTIATE_{signature.kind.upper()}")
-        known = self._known.get((key.name, signature))
+        known = self._agreement_on(operation)
         if self._coordinator is not None:
             self._announce(self._coordinator.ask(0, key, signature if known is None else known))
         elif known is None:
@@ -272,6 +291,10 @@ class NamedLane:
     def _act(self, verdict: Verdict) -> None:
         """Every member, for every verdict, in the same order: start the operation or fail it."""
         operation = self._asked.pop(verdict.key, None)
+        self._names.discard(verdict.key)
+        if self._postponed:
+            self._submitted.extend(self._postponed)
+            self._postponed.clear()
         agreement = verdict.agreement
         timeline = self._fabric.instruments.timeline
         if timeline is not None:
@@ -285,6 +308,7 @@ class NamedLane:
         elif verdict.error is not None:
             operation.handle.fail(DisagreementError(verdict.error))
         else:
+            self._counters.clear()  # a joined rank has not counted what others did without a name
             operation.handle.succeed(self._fabric.ranks[verdict.last_joined])
 
     def _remember(self, agreement: Agreement, number: int) -> None:
@@ -293,8 +317,19 @@ class NamedLane:
         self._known[agreement.name, agreement.signatures[self._member]] = agreement
         if len(self._known) > _CACHE_CAPACITY:
             del self._known[next(iter(self._known))]
-        if len(self._agreed) > 64 * _CACHE_CAPACITY:
+        if len(self._agreed) > _AGREEMENTS_KEPT:
             del self._agreed[next(iter(self._agreed))]
+        self._newest = number
+
+    def _agreement_on(self, operation: Operation) -> Agreement | None:
+        """What the members agreed on before, where the coordinator still knows it when a request by number arrives.
+
+        Until then there may be as many new agreements as operations are under way, and each pushes an old one out.
+        """
+        known = self._known.get((operation.key.name, operation.signature))
+        if known is None or known.number is None:
+            return None
+        return known if self._newest - known.number + len(self._asked) < _AGREEMENTS_KEPT else None
 
     def _start(self, operation: Operation, agreement: Agreement) -> None:
         timeline = self._fabric.instruments.timeline

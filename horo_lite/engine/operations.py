@@ -1,6 +1,7 @@
 """Every operation of the named lane: what a rank asks for, the schedule that does it, what comes back.
 
-One class per kind. An operation is made by the caller, agreed on through its ``Signature``, then asked for its
+One class per kind. An operation is made by the caller, which raises where this rank can't take part (later the others
+would wait for it), agreed on through its ``Signature``, then asked for its
 schedule with all ranks' signatures at hand (a gathered array's rows are known only then), and at last for its
 result. For a rank that has called ``join()``, ``stand_in`` makes the operation that contributes nothing.
 """
@@ -93,6 +94,7 @@ class AllReduce(Operation):
         types = tuple([type_name(tensor) for tensor in tensors])
         for type_ in types:
             _check_supported(type_, reduction, prescale, postscale)
+        self._sources = [Flat(tensor, in_place) for tensor in tensors]
         shapes = tuple([tuple(tensor.shape) for tensor in tensors])
         device = device_name(tensors[0]) if tensors else "cpu"
         super().__init__(
@@ -102,12 +104,12 @@ class AllReduce(Operation):
 
     def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
         if self._in_place:
-            self._flats = [Flat(tensor, writable=True) for tensor in self._tensors]
+            self._flats = self._sources
         else:
             self._outputs = [new_tensor(tuple(t.shape), t) for t in self._tensors]
             self._flats = [Flat(output) for output in self._outputs]
-            for flat, tensor in zip(self._flats, self._tensors, strict=True):
-                flat.buffer[:] = Flat(tensor).buffer
+            for flat, source in zip(self._flats, self._sources, strict=True):
+                flat.buffer[:] = source.buffer
         dense_bytes = sum([flat.buffer.nbytes for flat in self._flats])
         fabric.stats.dense_bytes += dense_bytes
         if self._compressor is None:
@@ -193,6 +195,7 @@ class AllGather(Operation):
 
     def __init__(self, tensors: Sequence[Any], name: str, grouped: bool = False, root_rank: int = -1) -> None:
         self._tensors = tensors
+        self._sources = [Flat(tensor) for tensor in tensors]
         self._grouped = grouped
         self._outputs: list[Any] = []
         super().__init__(
@@ -207,13 +210,13 @@ class AllGather(Operation):
         return self._gather(signatures, fabric), False
 
     def _gather(self, signatures: Signatures, fabric: Fabric) -> Schedule:
-        for index, tensor in enumerate(self._tensors):
+        for index, (tensor, source) in enumerate(zip(self._tensors, self._sources, strict=True)):
             shape = tuple(tensor.shape)
             row = math.prod(shape[1:])
             rows = [_rows(signatures.get(member), index) for member in range(fabric.size)]
             output = new_tensor((sum(rows), *shape[1:]), tensor)
             self._outputs.append(output)
-            yield from fabric.allgather(Flat(tensor).buffer, Flat(output).buffer, [n * row for n in rows])
+            yield from fabric.allgather(source.buffer, Flat(output).buffer, [n * row for n in rows])
 
     def result(self) -> Any:
         return self._outputs if self._grouped else self._outputs[0]
@@ -240,7 +243,7 @@ class Broadcast(Operation):
         self._tensor = tensor
         self._in_place = in_place
         self._output = tensor
-        self._flat: Flat | None = None
+        self._source = self._flat = Flat(tensor, in_place)
         super().__init__(
             name,
             Signature(
@@ -252,14 +255,13 @@ class Broadcast(Operation):
         root = fabric.ranks.index(self.signature.root)
         if not self._in_place:
             self._output = new_tensor(tuple(self._tensor.shape), self._tensor)
-        self._flat = Flat(self._output, writable=True)
-        if not self._in_place and root == fabric.group.index:
-            self._flat.buffer[:] = Flat(self._tensor).buffer
+            self._flat = Flat(self._output, writable=True)
+            if root == fabric.group.index:
+                self._flat.buffer[:] = self._source.buffer
         return fabric.broadcast(self._flat.buffer, root), False
 
     def result(self) -> Any:
-        if self._flat is not None:
-            self._flat.write_back()
+        self._flat.write_back()
         return self._output
 
 
@@ -276,6 +278,7 @@ class AllToAll(Operation):
 
     def __init__(self, tensor: Any, name: str, splits: Sequence[int] | None, size: int) -> None:
         self._tensor = tensor
+        self._source = Flat(tensor)
         self._output: Any = None
         self._received: list[int] = []
         rows = tensor.shape[0]
@@ -296,7 +299,7 @@ class AllToAll(Operation):
         self._output = new_tensor((sum(self._received), *shape[1:]), self._tensor)
         return (
             fabric.alltoall(
-                Flat(self._tensor).buffer, [n * row for n in sent],
+                self._source.buffer, [n * row for n in sent],
                 Flat(self._output).buffer, [n * row for n in self._received],
             ),
             False,
@@ -324,6 +327,7 @@ class ReduceScatter(Operation):
         grouped: bool = False,
     ) -> None:
         self._tensors = tensors
+        self._sources = [Flat(tensor) for tensor in tensors]
         self._grouped = grouped
         self._outputs: list[Any] = []
         super().__init__(
@@ -339,12 +343,12 @@ class ReduceScatter(Operation):
 
     def _scatter(self, signatures: Signatures, fabric: Fabric) -> Schedule:
         s = self.signature
-        for tensor, name in zip(self._tensors, s.types, strict=True):
+        for tensor, source, name in zip(self._tensors, self._sources, s.types, strict=True):
             shape = tuple(tensor.shape)
             row = math.prod(shape[1:])
             rows = split_rows(shape[0], list(signatures), fabric.size)
             work = Flat(new_tensor(shape, tensor)).buffer
-            work[:] = Flat(tensor).buffer
+            work[:] = source.buffer
             counts = [n * row for n in rows]
             yield from fabric.reduce_scatter(
                 work, counts, name, s.reduction, s.prescale, s.postscale, s.device

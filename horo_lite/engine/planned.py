@@ -236,7 +236,7 @@ class PlannedLane:
         message = np.frombuffer(text.encode(), np.uint8)
         for peer in range(self.transport.size):
             if peer != self.transport.rank:
-                self._alarms.append(self.transport.send(message, peer, self._tagging.alarm))
+                self._alarms.append(self.transport.send(message, peer, self._tagging.alarm, whole=True))
 
     def _read_alarm(self) -> str | None:
         message = self.transport.probe(self._tagging.alarm)

@@ -129,7 +129,7 @@ class LoopbackEndpoint:
         self._open = True
         self._tokens: list[_Token] = []
 
-    def send(self, buffer: Array, peer: int, tag: int) -> _Token:
+    def send(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> _Token:
         """Begin to send."""
         with self._lock:
             self.sent_bytes += buffer.nbytes

@@ -82,9 +82,9 @@ class MPITransport:
         self.max_tag: int = min(comm.Get_attr(self._mpi.TAG_UB), 1 << 30)
         self.sent_bytes = 0
 
-    def send(self, buffer: Array, peer: int, tag: int) -> Token:
+    def send(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> Token:
         try:
-            if buffer.nbytes <= self._whole_bytes:
+            if whole or buffer.nbytes <= self._whole_bytes:
                 self.sent_bytes += buffer.nbytes
                 return self._comm.Isend([buffer, self._byte], peer, tag)
             pieces = self._pieces(buffer)
@@ -93,7 +93,7 @@ class MPITransport:
         except self._mpi.Exception as error:
             raise self._lost(error, peer) from error
         except _NO_BUFFER:
-            return self.send(as_bytes(buffer), peer, tag)
+            return self.send(as_bytes(buffer), peer, tag, whole)
 
     def recv(self, buffer: Array, peer: int, tag: int) -> Token:
         try:

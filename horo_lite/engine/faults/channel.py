@@ -30,7 +30,7 @@ class Channel:
         """Begin to send a note; it leaves while somebody polls with ``receive``."""
         buffer = np.frombuffer(json.dumps(note).encode(), np.uint8)
         with self._lock:
-            self._leaving.append((self._transport.send(buffer, peer, _TAG), buffer))
+            self._leaving.append((self._transport.send(buffer, peer, _TAG, whole=True), buffer))
 
     def receive(self) -> list[tuple[int, Note]]:
         """The notes that have arrived, with their senders."""
