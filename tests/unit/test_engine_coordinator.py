@@ -167,7 +167,7 @@ def test_a_fault_of_one_rank_comes_before_all_else():
 
 
 def test_many_ranks_are_not_all_listed():
-    signatures = {rank: ONE for rank in range(40)}
+    signatures = dict.fromkeys(range(40), ONE)
     signatures[17] = ONE._replace(root=3)
     text = disagreement("x", signatures)
     assert "rank 17: 3" in text
