@@ -547,7 +547,7 @@ def join(device: int = -1) -> int:
         last = int(call(global_process_set, "join", None, lambda _: Join(done)))
     finally:
         if planned is not None:
-            planned.joined = False
+            planned.joined, planned.submitted = False, 0
     barrier()  # or the next step of a fast rank would be followed with zeros by one that has not come back yet
     return last
 
