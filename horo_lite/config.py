@@ -55,6 +55,13 @@ def _choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def _fault(text: str) -> str:
+    rank, messages, what = text.split(":")
+    if not (rank.isdigit() and messages.isdigit()):
+        raise ValueError("expected rank:messages:what, such as 1:20:kill")
+    return f"{rank}:{messages}:{_choice('kill', 'exit', 'stop', 'lose', 'cut', 'delay')(what)}"
+
+
 def _level(text: str) -> str:
     names = {"trace": "debug", "fatal": "error"}
     level = names.get(text.lower(), text.lower())
@@ -131,6 +138,11 @@ class Config:
     allow_single: bool = setting(
         False, "HORO_LITE_ALLOW_SINGLE",
         "Accept a world of one process although a launcher announced more (1 or 0).", _boolean,
+    )
+    test_fault: str = setting(
+        "", "HORO_LITE_TEST_FAULT",
+        "For tests: rank:messages:what makes a rank fail once it has sent so many messages: kill, exit, stop, lose, "
+        "cut or delay.", _fault,
     )
     test_device: str = setting("cpu", "HORO_LITE_TEST_DEVICE", "The device on which the test-suite puts its tensors.")
 

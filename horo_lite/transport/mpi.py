@@ -6,6 +6,7 @@ without an error). Messages are split where MPI's 32-bit counts end.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from typing import Any
 from horo_lite.arrays import as_bytes
 from horo_lite.config import Config
 from horo_lite.errors import ArgumentError, MPIMissingError, PeerLostError
-from horo_lite.interfaces import Array, Message, Native, Reduction, Token
+from horo_lite.interfaces import Array, Message, Native, Reduction, Token, Transport
+from horo_lite.transport.faulty import FaultyTransport
 from horo_lite.transport.topology import Topology
 
 _LARGEST_MESSAGE_BYTES = 1 << 30  # MPI 3 counts are 32 bits wide, and Open MPI refuses larger ones
@@ -175,6 +177,7 @@ class MPIWorld:
                 )
         self._comm = (base if comm is None else comm).Dup()
         self._config = config
+        self._sent = itertools.count()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self.topology = self._find_topology()
@@ -210,9 +213,14 @@ class MPIWorld:
             self._mpi.COMM_SELF.Set_attr(key, None)
         _before_finalize[:] = [callback]
 
-    def transport(self) -> MPITransport:
+    def transport(self) -> Transport:
         """Collective: a new message space for all ranks."""
-        return MPITransport(self._comm.Dup(), self._config.chunk_elements)
+        transport = MPITransport(self._comm.Dup(), self._config.chunk_elements)
+        rank, _, fault = self._config.test_fault.partition(":")
+        if rank != str(self.rank):
+            return transport
+        after, _, what = fault.partition(":")
+        return FaultyTransport(transport, what, int(after), self._sent)
 
     def native_comm(self) -> Any:
         """The mpi4py communicator, for ``ProcessSet.mpi_comm`` and comparisons."""

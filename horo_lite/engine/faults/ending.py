@@ -19,11 +19,11 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
+from horo_lite.engine.faults.stacks import python_stack
 from horo_lite.log import write_tagged
 
 _FORWARD_S = 0.1  # launchers drop what a rank has printed but they have not read yet when a job is aborted
 _ABORT_S = 5.0  # MPI_Abort itself may hang on a network that is cut
-_STACK_DEPTH = 12
 _ANNOUNCED_S = 0.5  # launchers end the other ranks by SIGTERM when one fails; its announcement is there first
 
 
@@ -105,12 +105,16 @@ class Ending:
     ) -> None:
         if not self.in_charge or self._excepthook is not sys.__excepthook__:
             self._excepthook(kind, error, trace)
+        if os.getpid() != self._pid:
+            os._exit(1)  # an ordinary end of a forked child would finalise the MPI of its parent
         if self.in_charge:
             code = 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
             self.fail("".join(traceback.format_exception(kind, error, trace)), code)
 
     def _on_thread_exception(self, args: Any) -> None:
-        if args.exc_type is SystemExit or not self.in_charge:
+        if issubclass(args.exc_type, SystemExit):  # it ends the thread, and nothing else
+            return
+        if not self.in_charge:
             self._thread_hook(args)
             return
         if self._thread_hook is not threading.__excepthook__:
@@ -126,8 +130,8 @@ class Ending:
             return
         if self.other_failed.wait(_ANNOUNCED_S):  # its traceback shall be the last
             os._exit(128 + number)
-        stack = "".join(traceback.format_stack(frame, _STACK_DEPTH))
-        self.fail(f"ended by {signal.Signals(number).name}, while at (innermost call last):\n{stack}", 128 + number)
+        name = signal.Signals(number).name
+        self.fail(f"ended by {name}, while at (innermost call last):\n{python_stack(frame)}", 128 + number)
 
     def _wrapped(self, leave: Callable[..., Any]) -> Callable[..., Any]:
         def exit_(status: object = None) -> None:
@@ -159,7 +163,7 @@ class _Exit(SystemExit):
         super().__init__(*(() if status is None else (status,)))
         self._ending = ending
         self._status = status
-        self._stack = "".join(traceback.format_stack(caller, _STACK_DEPTH))
+        self._stack = python_stack(caller)
 
     @property
     def code(self) -> Any:

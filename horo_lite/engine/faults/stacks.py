@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from types import FrameType
 
 OWN_THREADS = "horo_lite-"
 _PACKAGE = str(Path(__file__).parents[2])
@@ -28,16 +29,16 @@ def python_stacks() -> str:
         frame = frames.get(thread.ident or 0)
         if frame is not None:
             title = "" if thread is main else f"thread {thread.name}:\n"
-            parts.append(title + "".join(traceback.format_list(_of_program(traceback.extract_stack(frame)))[-_DEPTH:]))
+            parts.append(title + python_stack(frame))
     return "".join(parts) or "(the interpreter is ending)\n"
 
 
-def _of_program(stack: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Without the insides of a call of ours: how the engine waits tells nobody anything."""
-    for index, frame in enumerate(stack):
-        if frame.filename.startswith(_PACKAGE):
-            return stack[: index + 1]
-    return stack
+def python_stack(frame: FrameType | None) -> str:
+    """One stack, without the insides of a call of ours: how the engine waits tells nobody anything."""
+    stack = traceback.extract_stack(frame)
+    ours = (index for index, each in enumerate(stack) if each.filename.startswith(_PACKAGE))
+    end = next(ours, len(stack)) + 1
+    return "".join(traceback.format_list(stack[:end])[-_DEPTH:])
 
 
 def allow_dumps() -> None:

@@ -1,0 +1,56 @@
+"""Jobs that go wrong on purpose: what their scripts begin with, and what is true of every bad end."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from tests.launch import Finished, run_ranks
+
+PREAMBLE = """
+import os, signal, subprocess, sys, threading, time
+import numpy as np
+import horo_lite as hvd
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+
+def reduce(name):
+    return hvd.allreduce(np.ones(4, np.float32), op=hvd.Sum, name=name)
+
+reduce("warm-up")
+"""
+
+STALL = {"HORO_LITE_STALL_WARN_S": "1", "HORO_LITE_STALL_ABORT_S": "3"}
+
+
+def job(
+    body: str, ranks: int = 2, limit_s: float = 25.0, preamble: str = PREAMBLE, arguments: tuple[str, ...] = (),
+    **options: object,
+) -> Finished:
+    """Run a script on some ranks: the preamble, then ``body``."""
+    return run_ranks(preamble + textwrap.dedent(body), ranks, *arguments, limit_s=limit_s, **options)
+
+
+def tagged(done: Finished) -> list[str]:
+    """The lines that ranks have tagged themselves, without the launcher's own tags."""
+    return [found.group(0) for found in re.finditer(r"\[rank \d+\].*", done.output)]
+
+
+def assert_bad_end(done: Finished, *says: str) -> None:
+    """It ended by itself, with an error, with these texts (regular expressions), and left no process."""
+    assert done.returncode is not None, f"the job went on until its limit:\n{done.output}"
+    assert done.returncode != 0, done.output
+    assert_says(done, *says)
+    assert not done.survivors, done.survivors
+
+
+def assert_good_end(done: Finished, *says: str) -> None:
+    assert done.returncode == 0, done.output
+    assert_says(done, *says)
+    assert not done.survivors, done.survivors
+
+
+def assert_says(done: Finished, *says: str) -> None:
+    for text in says:
+        assert re.search(text, done.output), f"{text!r} is not in:\n{done.output}"

@@ -1,0 +1,178 @@
+"""A rank that fails ends the job: with an error, within seconds, with its traceback last and tagged, with no orphan."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from typing import NamedTuple
+
+import pytest
+
+from tests.faults.jobs import PREAMBLE, assert_bad_end, assert_good_end, assert_says, job, tagged
+
+
+class Fault(NamedTuple):
+    """What rank 1 does while rank 0 is in an all-reduce, and what is seen of it."""
+
+    body: str
+    says: tuple[str, ...]
+    code: int | None = None
+    """The job's exit status where the launcher passes it on; None: any but 0."""
+
+
+FAULTS = {
+    "exception": Fault("raise ValueError('none')", (r"\[rank 1\] Traceback", r"\[rank 1\] ValueError: none"), 1),
+    "chained exceptions": Fault(
+        """
+        try:
+            {}["key"]
+        except KeyError as error:
+            raise RuntimeError("outer") from error
+        """,
+        (r"\[rank 1\] KeyError: 'key'", r"\[rank 1\] RuntimeError: outer"),
+    ),
+    "exception in a thread": Fault(
+        """
+        def work():
+            raise KeyError("in a thread")
+        threading.Thread(target=work, name="loader").start()
+        time.sleep(60)
+        """,
+        (r"\[rank 1\] in thread loader", r"\[rank 1\] KeyError: 'in a thread'"),
+    ),
+    "exception while an operation is under way": Fault(
+        "handle = hvd.allreduce_async(np.ones(3), name='a'); raise ValueError('half way')", ("half way",)
+    ),
+    "exception after shutdown": Fault(
+        "threading.Thread(target=hvd.shutdown, daemon=True).start(); time.sleep(1); raise ValueError('late')", ("late",)
+    ),
+    "out of memory": Fault(
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+        np.ones(1 << 34)
+        """,
+        (r"\[rank 1\] .*MemoryError",),
+    ),
+    "sys.exit with a number": Fault("sys.exit(7)", (r"\[rank 1\] left with exit status 7", "sys.exit\\(7\\)|line"), 7),
+    "sys.exit with a text": Fault("sys.exit('no data')", (r"\[rank 1\] no data",), 1),
+    "sys.exit in a function, with a finally": Fault(
+        """
+        def main():
+            try:
+                sys.exit(5)
+            finally:
+                print("cleaned up", flush=True)
+        main()
+        """,
+        ("cleaned up", "exit status 5"),
+        5,
+    ),
+    "exit": Fault("exit(4)", ("exit status 4",), 4),
+    "quit": Fault("quit(4)", ("exit status 4",), 4),
+    "KeyboardInterrupt": Fault(
+        "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", (r"\[rank 1\] KeyboardInterrupt",), 130
+    ),
+    "SIGTERM": Fault(
+        "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", (r"\[rank 1\] ended by SIGTERM, while at",), 143
+    ),
+    "SIGKILL": Fault("os.kill(os.getpid(), signal.SIGKILL)", ()),
+    "segmentation fault": Fault("import ctypes; ctypes.string_at(8)", ()),
+    "abort in C": Fault("os.abort()", ()),
+    "os._exit": Fault("os._exit(3)", ()),
+    "failure in the transport": Fault("reduce('x')", ("injected",)),
+    "a hook of the program's own": Fault(
+        "raise ValueError('seen by both')", ("my hook: seen by both", r"\[rank 1\] ValueError: seen by both")
+    ),
+}
+ALSO_ON_OPEN_MPI = {"exception", "exception in a thread", "sys.exit with a number", "SIGTERM", "SIGKILL", "os._exit"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.openmpi] * (name in ALSO_ON_OPEN_MPI)) for name in FAULTS]
+)
+def test_a_failing_rank_ends_the_job(name):
+    fault = FAULTS[name]
+    env = {"HORO_LITE_TEST_FAULT": "1:1:lose"} if name == "failure in the transport" else {}
+    preamble = PREAMBLE
+    if "hook" in name:
+        hook = "import sys; sys.excepthook = lambda kind, error, trace: print('my hook:', error, flush=True)\n"
+        preamble = hook + PREAMBLE
+    body = textwrap.indent(textwrap.dedent(fault.body).strip(), "    ")
+    done = job(f"if rank == 1:\n{body}\nreduce('next')\ntime.sleep(60)\n", preamble=preamble, env=env)
+    assert_bad_end(done, *fault.says)
+    if fault.code is not None:
+        assert done.returncode == fault.code
+    if fault.says:
+        assert tagged(done)[-1].startswith("[rank 1]"), "the rank that failed has the last word"
+
+
+def test_all_ranks_failing_at_once_end_the_job():
+    assert_bad_end(job("raise ValueError(f'on rank {rank}')", ranks=4), r"ValueError: on rank \d")
+
+
+def test_the_same_with_mpi_initialised_by_the_program():
+    done = job("raise ValueError('mine') if rank == 1 else reduce('x')", preamble="from mpi4py import MPI\n" + PREAMBLE)
+    assert_bad_end(done, r"\[rank 1\] ValueError: mine")
+
+
+@pytest.mark.parametrize("body", [
+    pytest.param("reduce('x')\nfrom mpi4py import MPI\nMPI.Finalize()", id="finalised by the program"),
+    pytest.param("reduce('x')\nhvd.shutdown()\nhvd.init()\nreduce('y')", id="initialised again"),
+    pytest.param("hvd.shutdown()\nfrom mpi4py import MPI\nMPI.Finalize()", id="shut down, then finalised"),
+    pytest.param("import atexit\natexit.register(lambda: print(rank))\nsys.exit(0)", id="sys.exit(0)"),
+    pytest.param(
+        "try:\n    sys.exit(3)\nexcept SystemExit as leave:\n    assert leave.code == 3\nreduce('x')", id="sys.exit caught"
+    ),
+    pytest.param(
+        "threading.Thread(target=lambda: sys.exit(3)).start()\nreduce('x')", id="sys.exit in a thread ends the thread"
+    ),
+])
+def test_a_good_end_stays_good(body):
+    assert_good_end(job(body))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("at", ["while True: pass", "[reduce('x') for _ in range(10**9)]", "time.sleep(99)"])
+@pytest.mark.openmpi
+def test_no_rank_outlives_mpirun(number, at):
+    done = job(f"print('ready', flush=True)\n{at}", signals=[(4.0, number)], limit_s=25)
+    assert done.returncode not in (None, 0), done.output
+    assert not done.survivors
+
+
+def test_a_forked_child_that_fails_does_not_end_the_job():
+    body = """
+    if os.fork() == 0:
+        raise ValueError("in the child")
+    os.wait()
+    reduce("x")
+    """
+    assert_good_end(job(body), "ValueError: in the child")
+
+
+def test_a_signal_to_a_forked_child_ends_the_child_alone():
+    body = """
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.5)
+    os.kill(child, signal.SIGTERM)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+    reduce("x")
+    """
+    assert_good_end(job(body))
+
+
+def test_a_signal_handler_of_the_program_stays():
+    preamble = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('saving', flush=True))\n" + PREAMBLE
+    done = job("os.kill(os.getpid(), signal.SIGTERM)\nreduce('x')", preamble=preamble)
+    assert_good_end(done, "saving")
+
+
+def test_one_process_fails_as_any_other():
+    done = job("raise ValueError('alone')", ranks=1)
+    assert_says(done, "ValueError: alone")
+    assert not tagged(done)
+    assert done.returncode == 1

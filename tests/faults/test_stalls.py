@@ -1,0 +1,226 @@
+"""An operation that waits in vain is reported with its name, the missing ranks and what they do, then ends the job."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.faults.jobs import STALL, assert_bad_end, assert_good_end, assert_says, job, tagged
+
+ONLY_WARN = {**STALL, "HORO_LITE_STALL_ABORT_S": "0"}
+
+
+@pytest.mark.openmpi
+def test_a_late_rank_gives_one_warning_and_a_right_result():
+    done = job("""
+        def compiles():
+            time.sleep(3)
+        compiles() if rank == 1 else None
+        assert (reduce("x") == size).all()
+    """, ranks=3, env=ONLY_WARN)
+    assert_good_end(done, "allreduce of tensor 'x' has waited for . s: rank 1 has not submitted it", "in compiles",
+                    "HORO_LITE_STALL_WARN_S", r"hvd\.long_work\(\)")
+    assert done.output.count("has waited for") == 1
+
+
+@pytest.mark.openmpi
+def test_a_rank_that_never_comes_ends_the_job():
+    done = job("""
+        def endless():
+            while True:
+                pass
+        endless() if rank == 1 else reduce("x")
+    """, env={"HORO_LITE_STALL_ABORT_S": "3"})
+    assert_bad_end(done, "tensor 'x' has waited", "rank 1 has not submitted it", "in endless", "HORO_LITE_STALL_ABORT_S")
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize("end, text", [
+    ("pass", "rank 1 has finished"),
+    ("sys.exit(0)", "rank 1 has finished"),
+    ("raise SystemExit(4)", "rank 1 has finished"),
+    ("hvd.shutdown(); time.sleep(60)", r"rank 1 has called shutdown\(\)"),
+    ("from mpi4py import MPI; MPI.Finalize(); time.sleep(60)", "rank 1 has finalized MPI"),
+])
+def test_a_rank_that_has_ended_early_is_named(end, text):
+    done = job(f"if rank == 1:\n    {end}\nelse:\n    reduce('x')\n    time.sleep(9)", env=STALL)
+    assert_bad_end(done, "tensor 'x' has waited", text, r"call join\(\)")
+
+
+def test_an_operation_on_one_rank_only_is_found_where_the_others_are():
+    done = job("""
+        def train():
+            reduce("step")
+        if rank == 0:
+            reduce("avg_loss")
+        train()
+    """, env=STALL)
+    assert_bad_end(done, "tensor 'avg_loss' has waited .*rank 1 has not submitted it", "rank 1 waits for 'step'", "in train")
+
+
+def test_one_rank_speaks_for_all_that_wait():
+    done = job("time.sleep(3) if rank == 3 else None; reduce('x')", ranks=4, env=ONLY_WARN)
+    assert_good_end(done, r"\[rank 0\].*rank 3 has not submitted it")
+    assert done.output.count("has waited for") == 1
+
+
+def test_a_late_first_rank_is_reported_by_the_next():
+    done = job("time.sleep(3) if rank == 0 else None; reduce('x')", ranks=3, env=ONLY_WARN)
+    assert_good_end(done, r"\[rank 1\].*rank 0 has not submitted it")
+
+
+def test_a_stopped_rank_is_reported_as_silent():
+    done = job("os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else reduce('x')", env=STALL)
+    assert_bad_end(done, "rank 1 has not answered", "rank 1 is silent")
+
+
+def test_a_rank_in_code_that_keeps_python_out_prints_its_stacks_from_c():
+    done = job("""
+        import ctypes
+        def held():
+            ctypes.PyDLL(None).sleep(6)
+        held() if rank == 1 else None
+        reduce("x")
+    """, env=ONLY_WARN)
+    assert_good_end(done, "rank 1 is silent", r'File "<string>", line \d+ in held')
+
+
+def test_messages_that_are_lost_end_the_job():
+    done = job("[reduce(f'{i}') for i in range(100)]", env={**STALL, "HORO_LITE_TEST_FAULT": "1:30:cut"})
+    assert_bad_end(done, r"has waited .*rank 1 has not answered")
+
+
+def test_a_delay_in_the_transport_is_survived():
+    env = {**ONLY_WARN, "HORO_LITE_TEST_FAULT": "1:9:delay"}
+    assert_good_end(job("[reduce(f'{i}') for i in range(100)]", env=env))
+
+
+def test_gradients_that_wait_in_vain_are_named():
+    done = job("""
+        from horo_lite.gradients import GradientBuckets
+        buckets = GradientBuckets([("weight", (3,), "float32")])
+        def forward():
+            time.sleep(60)
+        for step in range(3):
+            if rank == 1 and step == 2:
+                forward()
+            buckets.ready(0)
+            buckets.finish()
+    """, env=STALL)
+    assert_bad_end(done, r"optimizer, bucket 0 \(weight.*has waited", "in forward")
+
+
+def test_gradients_of_a_rank_that_has_ended():
+    done = job("""
+        from horo_lite.gradients import GradientBuckets
+        buckets = GradientBuckets([("weight", (3,), "float32")])
+        for step in range(2 + (rank == 0)):
+            buckets.ready(0)
+            buckets.finish()
+    """, env=STALL)
+    assert_bad_end(done, r"optimizer, bucket 0 \(weight.*rank 1 has finished", r"join\(\)")
+
+
+def test_a_process_set_waits_for_its_own_members_alone():
+    preamble = """
+import time, numpy as np
+import horo_lite as hvd
+pair = hvd.ProcessSet([1, 2])
+hvd.init(process_sets=[pair])
+"""
+    done = job("""
+        if hvd.rank() == 0:
+            time.sleep(3)
+        else:
+            if hvd.rank() == 2:
+                time.sleep(2.5)
+            hvd.allreduce(np.ones(3), name="ours", process_set=pair)
+    """, ranks=3, env=ONLY_WARN, preamble=preamble)
+    assert_good_end(done, r"\[rank 1\].*'ours' has waited .*: rank 2 has not submitted it")
+
+
+def test_waiting_in_join_is_no_stall():
+    done = job("hvd.join() if rank == 1 else (time.sleep(4), hvd.join())", env=STALL)
+    assert_good_end(done)
+    assert not [line for line in tagged(done) if "has waited" in line]
+
+
+def test_join_while_others_have_ended():
+    done = job("hvd.join() if rank == 1 else None", env=STALL)
+    assert_bad_end(done, r"join\(\) has waited .*rank 0 has finished")
+
+
+def test_long_work_suspends_the_watch():
+    done = job("""
+        if rank == 1:
+            with hvd.long_work():
+                time.sleep(5)
+        reduce("x")
+    """, env=STALL)
+    assert_good_end(done)
+    assert "has waited" not in done.output
+
+
+def test_the_first_rank_goes_first(tmp_path):
+    done = job("""
+        path = sys.argv[1]
+        with hvd.rank0_first():
+            if rank == 0:
+                time.sleep(4)
+                open(path, "w").write("data")
+            assert open(path).read() == "data"
+        assert (reduce("x") == size).all()
+    """, env=STALL, ranks=3, arguments=(str(tmp_path / "data"),))
+    assert_good_end(done)
+    assert "has waited" not in done.output
+
+
+@pytest.mark.parametrize("env", [
+    {"HORO_LITE_STALL_WARN_S": "0", "HORO_LITE_STALL_ABORT_S": "0"},
+    {"HOROVOD_STALL_CHECK_DISABLE": "1"},
+    {},
+], ids=["off", "off in Horovod's words", "by default"])
+def test_no_warning(env):
+    done = job("time.sleep(3) if rank == 1 else None; reduce('x')", env=env)
+    assert_good_end(done)
+    assert "has waited" not in done.output
+
+
+def test_horovods_variables_are_read():
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"}
+    done = job("time.sleep(60) if rank == 1 else reduce('x')", env=env)
+    assert_bad_end(done, "has waited for [12] s", "has waited for [34] s")
+
+
+def test_an_operation_that_nobody_waits_for_is_no_stall():
+    done = job("""
+        handle = hvd.allreduce_async(np.ones(3), name="later") if rank == 0 else None
+        time.sleep(3)
+        handle = handle or hvd.allreduce_async(np.ones(3), name="later")
+        hvd.synchronize(handle)
+    """, env=STALL)
+    assert_good_end(done)
+    assert "has waited" not in done.output
+
+
+def test_a_repeated_name_is_no_stall():
+    """Each call counts from its own start."""
+    done = job("""
+        begin = time.monotonic()
+        while reduce("go on")[0] and hvd.broadcast(np.array(time.monotonic() - begin < 4), 0, name="time"):
+            pass
+    """, env=STALL)
+    assert_good_end(done)
+    assert "has waited" not in done.output
+
+
+def test_a_waiting_rank_and_its_watch_leave_the_core_to_others():
+    done = job("""
+        begin = time.process_time()
+        time.sleep(4) if rank == 1 else reduce("x")
+        print("used", round(time.process_time() - begin, 2), flush=True)
+        reduce("x") if rank == 1 else None
+    """, env=ONLY_WARN)
+    assert_good_end(done)
+    assert all(float(used) < 0.8 for used in re.findall(r"used ([\d.]+)", done.output)), done.output
