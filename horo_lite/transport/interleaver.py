@@ -1,15 +1,15 @@
-"""Runs the schedules of N virtual ranks in a random order, to find fences that are missing and
-orders that are wrong.
+"""Runs the schedules of N virtual ranks in random order: finds missing fences and wrong orders.
 
 ::
 
-    Interleaver(4, seed=7).run(lambda rank: resident_allreduce(group(rank), buckets[rank], buckets,
-    kernel))
+    Interleaver(4, seed=7).run(lambda rank: ring_allreduce(group(rank), buffers[rank], kernel))
 
 Whatever MPI may do, it does sooner or later: any rank that can go on may be next; a message's data
 is taken from the sender's buffer and put into the receiver's at any moment after both have posted
 it; or the sender is told at once that its message has left. In each run some ranks and messages are
 up to a thousand times slower than others, so that one is far ahead where nothing holds it back.
+What MPI forbids is an error even where it does no harm: memory that takes part in two messages at
+once (unless both are sends), and an end without waiting.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from horo_lite.interfaces import Array, Exchange, Native, Recv, Send, Wait
 from horo_lite.transport.simulator import (
@@ -33,11 +35,12 @@ from horo_lite.transport.simulator import (
 class _Half:
     """One side of a message."""
 
-    __slots__ = ("buffer", "complete", "peer", "rank", "sends")
+    __slots__ = ("buffer", "complete", "memory", "peer", "rank", "sends")
 
     def __init__(self, rank: int, buffer: Array, peer: int, sends: bool) -> None:
         self.rank = rank
-        self.buffer = buffer
+        self.memory = buffer
+        self.buffer = buffer  # or a copy, of a message that has left
         self.peer = peer
         self.sends = sends
         self.complete = False
@@ -63,7 +66,8 @@ class Interleaver:
 
         Raises:
             DeadlockError: no rank can go on.
-            MessageMismatchError: lengths differ, or a message was left over or not waited for.
+            MessageMismatchError: lengths differ, a message was left over or not waited for, or two
+                share memory.
         """
         made = [program(rank) for rank in range(self.size)]
         schedules = {rank: schedule for rank, schedule in enumerate(made) if schedule is not None}
@@ -123,13 +127,9 @@ class Interleaver:
 
     def _carry_out(self, rank: int, instruction: Any) -> _Half | None:
         if isinstance(instruction, Send):
-            half = self._post(_Half(rank, instruction.buffer, instruction.peer, True))
-            self._open[rank].add(half)
-            return half
+            return self._post(_Half(rank, instruction.buffer, instruction.peer, True))
         if isinstance(instruction, Recv):
-            half = self._post(_Half(rank, instruction.buffer, instruction.peer, False))
-            self._open[rank].add(half)
-            return half
+            return self._post(_Half(rank, instruction.buffer, instruction.peer, False))
         if isinstance(instruction, Wait):
             self._waits[rank] = tuple(instruction.tokens)
             self._open[rank].difference_update(instruction.tokens)
@@ -138,6 +138,7 @@ class Interleaver:
                 self._post(_Half(rank, instruction.outgoing, instruction.dst, True)),
                 self._post(_Half(rank, instruction.incoming, instruction.src, False)),
             )
+            self._open[rank].difference_update(self._waits[rank])
         else:
             entered = _Half(rank, instruction.buffer, rank, False)
             self._waits[rank] = (entered,)
@@ -151,6 +152,14 @@ class Interleaver:
         return None
 
     def _post(self, half: _Half) -> _Half:
+        for other in self._open[half.rank]:
+            overlap = np.may_share_memory(half.memory, other.memory)
+            if overlap and not (half.sends and other.sends):
+                raise MessageMismatchError(
+                    f"rank {half.rank} uses memory for a message with rank {half.peer} while one "
+                    f"with rank {other.peer} still uses it"
+                )
+        self._open[half.rank].add(half)
         if half.sends and self._random.random() < self._eager:
             half.buffer = snapshot(half.buffer)
             half.complete = True

@@ -88,10 +88,24 @@ def test_an_end_without_waiting_is_an_error() -> None:
         Interleaver(2, 1).run(program)
 
 
+def test_memory_in_two_messages_at_once_is_an_error_though_it_does_no_harm() -> None:
+    def program(rank: int) -> Schedule:
+        buffer = np.arange(3)
+        if rank == 0:
+            tokens = [(yield Send(buffer[:2], 1)), (yield Recv(buffer[1:], 1))]
+        else:
+            tokens = [(yield Recv(buffer[:2], 0))]
+            yield Wait(tokens)
+            tokens = [(yield Send(buffer[:2], 0))]
+        yield Wait(tokens)
+
+    with pytest.raises(MessageMismatchError, match="rank 0 uses memory .* still uses it"):
+        Interleaver(2, 1).run(program)
+
+
 def test_lengths_that_differ_and_messages_left_over_are_errors() -> None:
     def unequal(rank: int) -> Schedule:
-        buffer = np.zeros(3 + rank)
-        yield Exchange(buffer, 1 - rank, buffer, 1 - rank)
+        yield Exchange(np.zeros(3 + rank), 1 - rank, np.zeros(3 + rank), 1 - rank)
 
     def left_over(rank: int) -> Schedule:
         if rank == 0:
