@@ -25,8 +25,7 @@ def bruck_cost(work: Work) -> Cost:
 
 @register("allgather", "bruck", cost=bruck_cost)
 def bruck_allgather(group: Group, buffer: Array, counts: Sequence[int]) -> Schedule:
-    """All-gather in place, ragged: member i's chunk (``counts[i]`` elements) is in its place on i
-    at the start.
+    """All-gather in place, ragged: member i begins with its ``counts[i]`` elements in place.
 
     In round k everyone holds the chunks of 2^k members, its own first, and sends them (or as many
     as are still wanted) 2^k members back. Chunks go straight to their places, so Bruck's final

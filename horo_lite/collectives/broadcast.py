@@ -34,8 +34,7 @@ def _chain_cost(work: Work) -> Cost:
 
 @register("broadcast", "binomial", cost=_binomial_cost)
 def binomial_broadcast(group: Group, buffer: Array, root: int = 0) -> Schedule:
-    """Broadcast along a binomial tree: in round k everyone who has the message sends it 2^k members
-    further.
+    """Broadcast along a binomial tree: in round k all who have the message send it 2^k further.
 
     Steps: ceil(log2 N). Elements sent per rank: n ceil(log2 N) by the root, less by others. Wins
     for small messages.
@@ -60,8 +59,7 @@ def binomial_broadcast(group: Group, buffer: Array, root: int = 0) -> Schedule:
 def chain_broadcast(
     group: Group, buffer: Array, root: int = 0, *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    """Broadcast along a chain in S segments: each member passes segment k on while it receives
-    segment k+1.
+    """Broadcast along a chain in S segments: segment k is passed on while k+1 comes in.
 
     Steps: N - 1 hops, filled with S segments: S + N - 2 segment times. Elements sent per rank: n;
     the last member sends none. Wins for large messages: for S much larger than N it takes the time

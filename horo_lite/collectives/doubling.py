@@ -1,5 +1,4 @@
-"""All-reduce in a logarithmic number of steps: recursive doubling, halving-doubling, and gathering
-all.
+"""All-reduce in log N steps: recursive doubling, halving-doubling, and gathering all.
 
 With N ranks, n elements, and P the largest power of two up to N. Where N is no power of two,
 ``folding`` adds two steps. Two partners combine their values in rank order, so that both get the
@@ -61,8 +60,7 @@ def _gathered_cost(work: Work) -> Cost:
 
 @register("allreduce", "recursive_doubling", cost=_recursive_doubling_cost, wide=False)
 def recursive_doubling_allreduce(group: Group, buffer: Array, kernel: Kernel) -> Schedule:
-    """All-reduce in place: in round k, exchange the whole buffer with the member 2^k away and
-    combine.
+    """All-reduce in place: in round k, combine whole buffers with the member 2^k away.
 
     Steps: log2 P, and 2 more unless N = P. Elements sent per rank: n log2 P, and n more by a rank
     that another is folded into; scratch n. Wins for small messages, where only the number of steps
@@ -161,8 +159,7 @@ def doubling_allgather(
 
 @register("allreduce", "gathered", cost=_gathered_cost)
 def gathered_allreduce(group: Group, buffer: Array, kernel: Kernel) -> Schedule:
-    """All-reduce in place: all-gather all inputs, then every rank adds all of them at once, in rank
-    order.
+    """All-reduce in place: all-gather all inputs, then every rank adds them in rank order.
 
     Steps: ceil(log2 N). Elements sent per rank: n (N - 1); scratch n N.
     Wins for small messages of wide kernels, whose partial results must not travel.

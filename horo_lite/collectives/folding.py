@@ -1,9 +1,8 @@
-"""How an algorithm for 2^k ranks serves any number: r = N - 2^k ranks hand their data to a
-neighbour and wait.
+"""How an algorithm for 2^k ranks serves any number: the others hand their data to a neighbour.
 
-Of the first 2r members, the odd ones are folded into the even ones before them. What remains is a
-group of 2^k *core* members in the old order. Afterwards each folded member gets the result from its
-neighbour.
+With r = N - 2^k: of the first 2r members, the odd ones are folded into the even ones before them.
+What remains is a group of 2^k *core* members in the old order. Afterwards each folded member gets
+the result from its neighbour.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
 MPICH", IJHPCA 19(1), 2005.

@@ -17,8 +17,7 @@ def _cost(work: Work) -> Cost:
 
 @register("gather", "linear", cost=_cost)
 def linear_gather(group: Group, piece: Array, pieces: Sequence[Array], root: int = 0) -> Schedule:
-    """Gather, ragged: on ``root``, ``pieces[i]`` becomes member i's ``piece``; elsewhere ``pieces``
-    is not used.
+    """Gather, ragged: ``pieces[i]`` on ``root`` (unused elsewhere) becomes member i's ``piece``.
 
     Steps: 1, with N - 1 messages under way at the root. Elements sent per rank: its piece; the root
     receives all. A tree would save messages at the root, but move bytes more than once.

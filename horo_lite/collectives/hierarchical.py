@@ -67,8 +67,7 @@ def hierarchical_allreduce(
     nodes: Sequence[Sequence[int]],
     segment_elements: int = SEGMENT_ELEMENTS,
 ) -> Schedule:
-    """All-reduce in place: reduce-scatter within the node, a ring per lane across nodes, all-gather
-    within the node.
+    """All-reduce in place: reduce-scatter in each node, a ring per lane, all-gather in each node.
 
     With M nodes of L ranks. Steps: 2 (M - 1) across nodes and 2 (L - 1) within. Elements sent per
     rank: 2 (n/L) (M - 1) / M across and 2 n (L - 1) / L within; all lanes of a node together send 2

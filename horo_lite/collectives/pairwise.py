@@ -62,8 +62,7 @@ def _alltoall_cost(work: Work) -> Cost:
 def pairwise_allreduce(
     group: Group, buffer: Array, kernel: Kernel, *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    """All-reduce in place: the owner of each chunk adds all N inputs at once, then a ring
-    all-gather.
+    """All-reduce in place: chunk owners add all N inputs at once, then a ring all-gather.
 
     Steps: N. Elements sent per rank: 2 n (N - 1) / N, the ring's; scratch 2 (N - 1) segments.
     Wins for large messages of 16-bit floats, where a ring would round at each of its hops.
@@ -84,8 +83,7 @@ def pairwise_reduce_scatter(
     *,
     segment_elements: int = SEGMENT_ELEMENTS,
 ) -> Schedule:
-    """Reduce-scatter in place: member i's chunk (``counts[i]`` elements) becomes the reduction of
-    all; others stay.
+    """Reduce-scatter in place, uneven: member i reduces its ``counts[i]`` elements; others stay.
 
     Round s sends to the s-th neighbour on the right and receives from the s-th on the left, so that
     no rank is the target of all at once. Segment k+1 is received while segment k is being reduced.

@@ -51,8 +51,7 @@ class Work(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What an algorithm costs the rank that has most to do; exact where the chunks are of equal
-    length.
+    """What an algorithm costs the busiest rank; exact where chunks are of equal length.
 
     Local steps and elements stay within a node, where the algorithm knows about nodes; the others
     cross it.

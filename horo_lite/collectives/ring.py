@@ -1,5 +1,4 @@
-"""Ring algorithms: every rank sends to its right neighbour and receives from its left one, and
-nobody else.
+"""Ring algorithms: every rank sends to its right neighbour and receives from its left one.
 
 One rotation serves all-reduce, reduce-scatter and all-gather. With N ranks, n elements and chunks
 of n/N, each step moves one chunk by one rank; a chunk of more than ``segment_elements`` travels in
@@ -51,8 +50,7 @@ def _allgather_cost(work: Work) -> Cost:
 def ring_allreduce(
     group: Group, buffer: Array, kernel: Kernel, *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    """All-reduce in place: a reduce-scatter, then an all-gather around the same ring, pipelined
-    across the seam.
+    """All-reduce in place: reduce-scatter, then all-gather, pipelined across the seam.
 
     Steps: 2 (N - 1). Elements sent per rank: 2 n (N - 1) / N, the least possible.
     Wins for large messages; it loads each link evenly, whatever the network.
@@ -82,8 +80,7 @@ def ring_reduce_scatter(
     segment_elements: int = SEGMENT_ELEMENTS,
     last: bool = True,
 ) -> Schedule:
-    """Reduce-scatter in place: afterwards member i's chunk (``counts[i]`` elements) holds the
-    reduction of all.
+    """Reduce-scatter in place, uneven: member i ends with its ``counts[i]`` elements reduced.
 
     The rest of ``buffer`` holds partial results. ``last=False`` leaves the final scaling to a later
     stage.
@@ -112,8 +109,7 @@ def ring_reduce_scatter(
 def ring_allgather(
     group: Group, buffer: Array, counts: Sequence[int], *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    """All-gather in place, ragged: member i's chunk (``counts[i]`` elements) is in its place on i
-    at the start.
+    """All-gather in place, ragged: member i begins with its ``counts[i]`` elements in place.
 
     Steps: N - 1. Elements sent per rank: n (N - 1) / N for n elements over all. Wins for large
     messages.
@@ -143,12 +139,11 @@ def _rotate(
     reducing: int,
     last: bool = True,
 ) -> Schedule:
-    """Send chunk ``first``, then in each step pass on what came in; in the first ``reducing``
-    steps, reduce it before.
+    """Send chunk ``first``, then in each step pass on what came in, at first after reducing it.
 
     In step s a rank sends chunk ``first - s`` and receives chunk ``first - s - 1``. Items count
     segments through all steps: item t is received into the place from which, S items later, it is
-    sent on.
+    sent on. The first ``reducing`` steps reduce; ``kernel`` may be None where there are none.
     """
     size = group.size
     left, right = group.ranks[group.index - 1], group.ranks[(group.index + 1) % size]
@@ -160,9 +155,9 @@ def _rotate(
         step, segment = divmod(item, segments)
         return buffer[segment_of(offsets, (first - step) % size, segment, segments)]
 
-    # A rank must have waited for its own send from a place before it asks for an item to land
-    # there. An all-gather item lands where (N - 1) S sends before it began; one send is waited for
-    # an item.
+    # MPI wants no memory in a send and a receive at once. An all-gather item t lands where send
+    # t - (N - 1) S began, and each item waits for one send: so no receive is further ahead than
+    # that.
     ahead = min(RECEIVES_AHEAD, (size - 1) * segments, items)
     slots = ahead + 1
     slot_elements = -(-longest // segments)

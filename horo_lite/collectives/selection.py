@@ -1,5 +1,4 @@
-"""Which algorithm runs: a function of message size, ranks, ranks per node and kind of type, and of
-nothing else.
+"""Which algorithm runs: by message size, ranks, ranks per node and kind of type, and nothing else.
 
 A ``Table`` holds what was measured on a set of hosts (elsewhere: it only remembers); for anything
 that was not measured it takes the algorithm with the least estimated time, from the cost functions
@@ -29,8 +28,7 @@ _TOLERANCE = 1.1  # estimates are no better than that
 _SIZES_BYTES = tuple(1 << power for power in range(6, 31))
 
 Limits = tuple[tuple[int, str], ...]
-"""Up to how many bytes each algorithm is taken, in rising order; the last one is taken beyond its
-limit too."""
+"""Up to how many bytes each algorithm is taken, in rising order; the last one also beyond."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""All-reduce between the ranks of a node through memory that all of them have mapped: no messages
-but fences.
+"""All-reduce through memory that all ranks of a node have mapped: no messages but fences.
 
 Each rank reduces its own slice straight from everyone's buffers, in rank order and all at once (so
 wide kernels are served), and reads back the others' slices. A fence is a dissemination barrier of
@@ -107,8 +106,7 @@ def resident_hierarchical_allreduce(
     nodes: Sequence[Sequence[int]],
     segment_elements: int = SEGMENT_ELEMENTS,
 ) -> Schedule:
-    """The same over several nodes: reduce slices in shared memory, one ring per lane across nodes,
-    read back.
+    """The same over several nodes: reduce slices in memory, one ring per lane, read back.
 
     Args:
         peers: the buckets of the ranks of this rank's node, in the node's order.

@@ -1,5 +1,4 @@
-"""A transport between N ranks of one process, so that N engines run in one unit test without
-mpirun.
+"""A transport between N ranks of one process: N engines run in one unit test without mpirun.
 
 ::
 

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class NetworkModel:
-    """Parameters of a cluster; the defaults resemble nodes with 10 Gbit/s Ethernet and MPI over
-    shared memory.
+    """Parameters of a cluster; by default, nodes with 10 Gbit/s Ethernet.
 
     Attributes:
         latency_s: from one node to another, first byte.
@@ -53,8 +52,7 @@ class NetworkModel:
 
     @classmethod
     def counting_steps(cls) -> NetworkModel:
-        """A network where all takes no time but a latency of 1: virtual time is then the number of
-        steps."""
+        """A network whose only cost is a latency of 1: virtual time is the number of steps."""
         infinite = float("inf")
         return cls(
             latency_s=1.0,

@@ -99,7 +99,7 @@ def test_memory_in_two_messages_at_once_is_an_error_though_it_does_no_harm() -> 
             tokens = [(yield Send(buffer[:2], 0))]
         yield Wait(tokens)
 
-    with pytest.raises(MessageMismatchError, match="rank 0 uses memory .* still uses it"):
+    with pytest.raises(MessageMismatchError, match=r"rank 0 uses memory .* still uses it"):
         Interleaver(2, 1).run(program)
 
 
