@@ -59,6 +59,7 @@ from horo_lite.tensorflow.process import (
     rank_op,
     size_op,
 )
+from horo_lite.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from horo_lite.tensorflow.variables import (
     BroadcastGlobalVariablesHook,
     allgather_object,

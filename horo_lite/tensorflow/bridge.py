@@ -81,6 +81,7 @@ class _Chain:
     def __init__(self) -> None:
         self.last_submit: Any = None
         self.counters: dict[str, itertools.count[int]] = {}
+        self.marks: dict[Any, Any] = {}
 
 
 _under_way: dict[int, Any] = {}
@@ -123,6 +124,11 @@ def wait(
     for result, spec in zip(results, outputs, strict=True):
         result.set_shape(spec.shape)
     return results
+
+
+def marks() -> dict[Any, Any]:
+    """A place on the graph being traced for what a caller must remember of it."""
+    return _chain().marks
 
 
 def graph_name(kind: str) -> str:

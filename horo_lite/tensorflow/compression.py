@@ -27,6 +27,12 @@ class _OnTensors:
         self._user = user
         self.__name__ = getattr(user, "__name__", repr(user))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _OnTensors) and other._user is self._user
+
+    def __hash__(self) -> int:
+        return id(self._user)
+
     def compress(self, array: Any) -> tuple[Any, Any]:
         tensor, context = self._user.compress(tf.convert_to_tensor(array))
         return to_array(tensor), context

@@ -60,11 +60,19 @@ def broadcast_(
     return own
 
 
+def unwrapped(variable: Any) -> Any:
+    """The ``tf.Variable`` behind a Keras one; anything else as it is."""
+    inner = None if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+    return inner if isinstance(inner, tf.Variable) else variable
+
+
 def tf_variable(variable: Any) -> Any:
-    """The ``tf.Variable`` behind a Keras one."""
-    if isinstance(variable, tf.Variable):
-        return variable
-    inner = getattr(variable, "value", None)
+    """The ``tf.Variable`` behind a Keras one.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    inner = unwrapped(variable)
     if isinstance(inner, tf.Variable):
         return inner
     raise ArgumentError(f"expected a tf.Variable or a keras.Variable, got {type(variable).__name__}")
