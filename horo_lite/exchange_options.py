@@ -79,7 +79,9 @@ class ExchangeOptions:
         """The number of ranks that take part."""
         return current().size if self.process_set.process_set_id == 0 else self.process_set.size()
 
-    def buckets(self, parameters: Sequence[ParameterSpec], variables: Sequence[Any], device: str = "cpu") -> GradientBuckets:
+    def buckets(
+        self, parameters: Sequence[ParameterSpec], variables: Sequence[Any], device: str = "cpu"
+    ) -> GradientBuckets:
         """Collective: the buckets for gradients of these parameters.
 
         Args:
@@ -134,8 +136,9 @@ def chosen_groups(groups: Any, num_groups: int, unwrapped: Callable[[Any], Any])
 def stable_names(paths: Sequence[str]) -> list[str]:
     """Names for parameters that are the same on ranks that built the same model.
 
-    Frameworks number what has no name ("dense_7/kernel"), and a rank that built another model before counts further.
-    So numbers at the end of a word are replaced by the word's order of appearance, and equal names are told apart.
+    Frameworks number what has no name ("dense_7/kernel"), and a rank that built another model before counts further;
+    Keras drops a model's name from its variables' paths when the model is loaded. So only layer and variable count,
+    numbers at the end of a word are replaced by the word's order of appearance, and equal names are told apart.
     """
     seen: dict[str, dict[str, int]] = {}
 
@@ -147,7 +150,7 @@ def stable_names(paths: Sequence[str]) -> list[str]:
 
     names, used = [], dict[str, int]()
     for path in paths:
-        name = "/".join(renumbered(word) for word in path.split(":")[0].split("/"))
+        name = "/".join(renumbered(word) for word in path.split(":")[0].split("/")[-2:])
         used[name] = used.get(name, 0) + 1
         names.append(name if used[name] == 1 else f"{name}#{used[name]}")
     return names

@@ -23,7 +23,9 @@ from horo_lite import (
     Sum,
     __version__,
     add_process_set,
+    allgather_object,
     barrier,
+    broadcast_object,
     cross_rank,
     cross_size,
     get_process_set_ids_and_ranks,
@@ -41,4 +43,15 @@ from horo_lite import (
     size,
 )
 from horo_lite.compression import Compression
+from horo_lite.keras import callbacks
+from horo_lite.keras.broadcasting import broadcast_variables
+from horo_lite.keras.callbacks.agreement import check_consistency
+from horo_lite.keras.eager import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    reducescatter,
+)
 from horo_lite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from horo_lite.keras.saving import load_model

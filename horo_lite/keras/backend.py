@@ -1,4 +1,7 @@
-"""What differs between Keras' backends: how gradients reach the buckets. Only the active backend's module is imported."""
+"""What differs between Keras' backends: how gradients reach the buckets.
+
+Only the active backend's module is imported.
+"""
 
 from __future__ import annotations
 

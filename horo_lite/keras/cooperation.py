@@ -1,12 +1,12 @@
 """The two places where Keras must know that an optimizer exchanges gradients with other ranks.
 
-Keras has no hook for either, so two of its functions are replaced, when the first optimizer is wrapped, by ones that do
-what the originals did for every other optimizer:
+Keras has no hook for either, so two of its functions are replaced, when the first optimizer is wrapped, by ones that
+do what the originals did for every other optimizer:
 
-- ``model_supports_jit``: XLA cannot call back, so a model with such an optimizer is compiled without it on TensorFlow:
-  ``jit_compile="auto"`` resolves to False, and Keras says so of ``jit_compile=True``.
-- ``LossScaleOptimizer.check_finite``: Keras puts a ``LossScaleOptimizer`` around the optimizer of a mixed_float16 model.
-  There it looks at gradients before they are reduced, so ranks must agree on whether to skip the step.
+- ``model_supports_jit``: XLA cannot call back, so a model with such an optimizer is compiled without it on
+  TensorFlow: ``jit_compile="auto"`` resolves to False, and of ``jit_compile=True`` Keras warns that it is False.
+- ``LossScaleOptimizer.check_finite``: Keras puts a ``LossScaleOptimizer`` around the optimizer of a mixed_float16
+  model. There it looks at gradients before they are reduced, so ranks must agree on whether to skip the step.
 """
 
 from __future__ import annotations

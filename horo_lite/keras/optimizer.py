@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` for Keras 3: the wrapped optimizer, with gradients reduced over all ranks before it sees them.
+"""``DistributedOptimizer`` for Keras 3: gradients are reduced over all ranks before the wrapped optimizer sees them.
 
 The result is an instance of a subclass of the wrapped class that shares all its state. ``apply``, through which every
 way of training goes, reduces first, so that clipping, loss scaling, weight decay, averaging of weights and Keras' own
@@ -169,7 +169,7 @@ def wrap(optimizer: Any, settings: Settings) -> Any:
     base = type(optimizer)
     body = {"horo_lite_settings": settings, "__module__": base.__module__, "__doc__": base.__doc__}
     wrapped_class = type(base.__name__, (Distributed, base), body)
-    wrapped = object.__new__(wrapped_class)
+    wrapped: Any = object.__new__(wrapped_class)
     wrapped.__dict__.update(optimizer.__dict__)
     return wrapped
 

@@ -1,4 +1,4 @@
-"""Horovod's API for TensorFlow 2.16 and newer, eager and in ``tf.function`` graphs: ``import horo_lite.tensorflow as hvd``.
+"""Horovod's API for TensorFlow 2.16 and newer, eager and in graphs: ``import horo_lite.tensorflow as hvd``.
 
 First stage of the data path: what a gradient looks like here, and nothing else. ``bridge`` takes tensors to the engine
 and back; Keras models are better served by ``horo_lite.keras``, which this module's ``keras`` re-exports.

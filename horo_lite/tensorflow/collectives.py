@@ -1,6 +1,7 @@
 """The collectives on TensorFlow tensors, eager and in graphs, with Horovod's signatures and gradients.
 
-Each is a thin skin: ``horo_lite.functions`` carries it out, ``bridge`` takes it there and back. Gradients are Horovod's:
+Each is a thin skin: ``horo_lite.functions`` carries it out, ``bridge`` takes it there and back. The gradients are
+Horovod's:
 
 =============  ==========================================================================================
 operation      gradient of the input, from the gradient dy of the output
@@ -12,8 +13,8 @@ alltoall       alltoall(dy), with the received splits
 reducescatter  allgather(dy), times the number of ranks for Sum
 =============  ==========================================================================================
 
-``device_dense``, ``device_sparse`` and ``ignore_name_scope`` are accepted for Horovod's sake: exchanges are made in host
-memory, and names are never scoped.
+``device_dense``, ``device_sparse`` and ``ignore_name_scope`` are accepted for Horovod's sake: exchanges are made in
+host memory, and names are never scoped.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ __all__ = ["Compression", "for_tensorflow"]
 
 
 def for_tensorflow(compression: Any) -> Any:
-    """What the engine is given: None for no compression; a user's static ``compress`` and ``decompress`` see tensors."""
+    """What the engine is given: None for no compression; a user's own class sees tensors."""
     if compression is None or compression is Compression.none or isinstance(compression, Compression.none):
         return None
     horovod_style = callable(getattr(compression, "compress", None)) and not hasattr(compression, "reduce")

@@ -72,7 +72,9 @@ class _DistributedTape:
         reduced = self._reduce(flat_sources, flat)
         return tf.nest.pack_sequence_as(sources, reduced)
 
-    def get_local_and_global_gradients(self, gradients: Sequence[Any], sources: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def get_local_and_global_gradients(
+        self, gradients: Sequence[Any], sources: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """Split gradients by their sources: those that stay local (None elsewhere), and those that are reduced."""
         local = [g if self._is_local(s) else None for g, s in zip(gradients, sources, strict=True)]
         shared = [None if self._is_local(s) else g for g, s in zip(gradients, sources, strict=True)]

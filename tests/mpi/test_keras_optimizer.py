@@ -12,8 +12,8 @@ keras = pytest.importorskip("keras")
 
 
 def linear(**layer):
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", **layer)])
-    return model
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", **layer)
+    return keras.Sequential([keras.Input((1,)), dense])
 
 
 def data(hvd, rows=1):
