@@ -23,7 +23,7 @@ def broadcast_variables(
     """
     if process_set.process_set_id != 0 and not process_set.included():
         return
-    arrays = [np.ascontiguousarray(bridge().to_array(variable)) for variable in variables]
+    arrays = [np.asarray(bridge().to_array(variable), order="C") for variable in variables]
     _check_same(variables, arrays, process_set)
     handles = [
         functions.broadcast_async(array, root_rank, f"broadcast_variables.{index}", process_set)

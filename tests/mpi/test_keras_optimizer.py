@@ -84,3 +84,204 @@ def test_config_gives_a_wrapped_optimizer(hvd):
     model.compile(again, "mse")
     fit(hvd, model)
     assert weight(model) == pytest.approx(0.25, abs=1e-4)  # Adam's first step is its learning rate
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
+    "adamw": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.1, momentum=0.5),
+    "lion": lambda: keras.optimizers.Lion(0.1),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.5),
+    "global clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.5),
+    "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.5),
+    "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equals_one_process_on_the_mean_gradient(hvd, name):
+    shapes = [(3, 2), (2,), ()]
+    numbers = np.random.default_rng(7)
+    gradients = numbers.normal(size=(4, hvd.size(), 9)).astype("float32")  # (steps, ranks, elements)
+
+    def split(flat):
+        parts = [flat[0:6], flat[6:8], flat[8:9]]
+        return [keras.ops.convert_to_tensor(p.reshape(s)) for p, s in zip(parts, shapes, strict=True)]
+
+    def variables():
+        return [keras.Variable(np.full(s, 0.5, "float32"), name=f"v{i}") for i, s in enumerate(shapes)]
+
+    own, reference = variables(), variables()
+    distributed, plain = hvd.DistributedOptimizer(OPTIMIZERS[name]()), OPTIMIZERS[name]()
+    for step in gradients:
+        distributed.apply(split(step[hvd.rank()]), own)
+        plain.apply(split(step.mean(0)), reference)
+    pairs = zip([*own, *distributed.variables], [*reference, *plain.variables], strict=True)
+    for mine, wanted in pairs:
+        np.testing.assert_allclose(np.asarray(mine), np.asarray(wanted), rtol=1e-5, atol=1e-6)
+    bits = [np.asarray(variable).tobytes() for variable in own]
+    assert all(other == bits for other in hvd.allgather_object(bits))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("order", ["scaled inside", "scaled outside"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_loss_scaling_skips_on_all_ranks(hvd, order, graph):
+    tf = pytest.importorskip("tensorflow")
+    plain = keras.optimizers.SGD(1.0)
+    scaled = keras.optimizers.LossScaleOptimizer
+    if order == "scaled inside":
+        optimizer = hvd.DistributedOptimizer(scaled(plain, initial_scale=4.0))
+    else:
+        optimizer = scaled(hvd.DistributedOptimizer(plain), initial_scale=4.0)
+    w = keras.Variable([0.0])
+    optimizer.build([w])
+    step = (lambda g: optimizer.apply([g], [w])) if not graph else tf.function(lambda g: optimizer.apply([g], [w]))
+    last = hvd.rank() == hvd.size() - 1
+    step(tf.constant([np.inf if last else 1.0]))
+    assert float(w[0]) == 0.0 and float(optimizer.dynamic_scale) == 2.0
+    step(tf.constant([float(2 * hvd.rank())]))  # mean N - 1, divided by the scale 2
+    assert float(w[0]) == pytest.approx(-(hvd.size() - 1) / 2)
+    assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.ranks(2)
+def test_mixed_precision_in_fit(hvd):
+    """Keras itself puts loss scaling around the wrapped optimizer."""
+    model = linear(dtype="mixed_float16")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    fit(hvd, model)
+    assert weight(model) == pytest.approx(0.4, abs=1e-3)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("arguments", [{}, {"sparse_as_dense": True}, {"groups": 2}], ids=str)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_embedding(hvd, arguments, passes):
+    """Rank r looks up rows r and 0; every looked-up element has gradient 1."""
+    table = keras.layers.Embedding(4, 2, embeddings_initializer="zeros")
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), table])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=passes, **arguments)
+    model.compile(optimizer, loss=lambda y, p: keras.ops.sum(p, axis=(1, 2)))
+    x = np.array([[hvd.rank(), 0]] * passes)
+    model.fit(x, np.zeros((passes, 1)), batch_size=1, verbose=0)
+    expected = np.zeros((4, 2))
+    for rank in range(hvd.size()):
+        expected[[rank]] -= 1 / hvd.size()
+        expected[[0]] -= 1 / hvd.size()
+    np.testing.assert_allclose(model.get_weights()[0], expected * passes, atol=1e-6)
+
+
+@pytest.mark.ranks(2)
+def test_a_window_with_nan_recovers(hvd):
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=2.0), backward_passes_per_step=2
+    )
+    w = keras.Variable([0.0])
+    for gradient in [np.nan if hvd.rank() else 1.0, 1.0, 2.0, 2.0]:
+        optimizer.apply([keras.ops.convert_to_tensor([gradient])], [w])
+    assert float(w[0]) == -4.0  # the second window: 4, at scale 1 after the skip
+
+
+@pytest.mark.ranks(2, 3)
+def test_gradients_that_some_or_all_ranks_lack(hvd):
+    a, b, c = (keras.Variable([0.0], name=name) for name in "abc")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    one = keras.ops.convert_to_tensor([1.0])
+    for _ in range(2):
+        optimizer.apply([one, one if hvd.rank() == 0 else None, None], [a, b, c])
+    assert float(a[0]) == -2.0 and float(c[0]) == 0.0
+    assert float(b[0]) == pytest.approx(-2.0 / hvd.size())
+
+
+@pytest.mark.ranks(2)
+def test_local_variables_and_layers(hvd):
+    a, b = keras.Variable([0.0], name="a"), keras.Variable([0.0], name="b")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.register_local_var(b)
+    gradient = keras.ops.convert_to_tensor([hvd.rank() + 1.0])
+    optimizer.apply([gradient, gradient], [a, b])
+    assert float(a[0]) == -1.5 and float(b[0]) == -(hvd.rank() + 1) / 2
+
+    first, second = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
+    for layer in (first, second):
+        layer.build((1, 1))
+        layer.kernel.assign([[0.0]])
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(1.0), local_layers=[second], scale_local_gradients=False
+    )
+    matrix = keras.ops.reshape(gradient, (1, 1))
+    optimizer.apply([matrix, matrix], [first.kernel, second.kernel])
+    assert float(first.kernel[0, 0]) == -1.5 and float(second.kernel[0, 0]) == -(hvd.rank() + 1.0)
+
+
+@pytest.mark.ranks(2)
+def test_two_models_of_the_same_names(hvd):
+    models = [linear(), linear()]
+    optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)) for _ in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        model.compile(optimizer, "mse")
+    for _ in range(2):
+        for model in models:
+            fit(hvd, model)
+    assert [weight(model) for model in models] == [pytest.approx(0.72, abs=1e-6)] * 2
+
+
+@pytest.mark.ranks(2, 3)
+def test_different_models_raise_on_every_rank(hvd):
+    shapes = [(2,), (3,)] if hvd.rank() == 0 else [(2,), (4,)]
+    variables = [keras.Variable(np.zeros(s, "float32"), name=f"v{s[0] % 2}") for s in shapes]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    with pytest.raises(hvd.DisagreementError, match="v"):
+        optimizer.apply([keras.ops.ones(s) for s in shapes], variables)
+
+
+@pytest.mark.ranks(2)
+def test_compression(hvd):
+    w = keras.Variable([0.0, 0.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=hvd.Compression.fp16)
+    optimizer.apply([keras.ops.convert_to_tensor([40000.0, hvd.rank() * 1.0])], [w])
+    np.testing.assert_allclose(np.asarray(w), [-40000.0, -0.5])
+    own = keras.Variable([0.0, 0.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=hvd.Compression.topk(0.5))
+    for _ in range(2):  # the element left out comes with the next step
+        optimizer.apply([keras.ops.convert_to_tensor([3.0, 2.0])], [own])
+    np.testing.assert_allclose(np.asarray(own), [-3.0, -4.0])
+
+
+@pytest.mark.ranks(3)
+def test_process_set(hvd):
+    pair = hvd.ProcessSet([0, 1])
+    hvd.shutdown()
+    hvd.init(process_sets=[pair])
+    w = keras.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=pair)
+    optimizer.apply([keras.ops.convert_to_tensor([hvd.rank() + 1.0])], [w])
+    assert float(w[0]) == (-1.5 if hvd.rank() < 2 else -3.0)
+    hvd.shutdown()
+    hvd.init()
+
+
+@pytest.mark.ranks(1)
+def test_wrong_arguments_are_named(hvd):
+    sgd = keras.optimizers.SGD(0.1)
+    for arguments, error, text in (
+        ({"op": hvd.Max}, ValueError, "Average or Sum"),
+        ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, ValueError, "Average only"),
+        ({"backward_passes_per_step": 0}, ValueError, "1 or more"),
+        ({"groups": "all"}, ValueError, "groups"),
+        ({"compression": 5}, TypeError, "Compression"),
+    ):
+        with pytest.raises(error, match=text):
+            hvd.DistributedOptimizer(sgd, **arguments).apply([keras.ops.ones(2)], [keras.Variable([0.0, 0.0])])
+    with pytest.raises(TypeError, match="optimizer"):
+        hvd.DistributedOptimizer("sgd")
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd))

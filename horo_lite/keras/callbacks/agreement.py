@@ -91,7 +91,7 @@ def check_consistency(variables: list[Any], process_set: ProcessSet = global_pro
     own = [
         (
             str(getattr(variable, "path", variable.name)),
-            hashlib.blake2b(np.ascontiguousarray(bridge().to_array(variable)), digest_size=16).digest(),
+            hashlib.blake2b(np.asarray(bridge().to_array(variable), order="C").tobytes(), digest_size=16).digest(),
         )
         for variable in variables
     ]
