@@ -157,10 +157,16 @@ class Transport(Protocol):
     sent_bytes: int
 
     def send(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> Token:
-        """Begin to send; ``whole`` is for a receiver that learns the length by ``probe``: never cut in pieces."""
+        """Begin to send.
+
+        Args:
+            whole: never cut in pieces; for a message whose length the receiver learns by ``probe``, on both sides.
+        """
         ...
 
-    def recv(self, buffer: Array, peer: int, tag: int) -> Token: ...
+    def recv(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> Token:
+        """Begin to receive."""
+        ...
 
     def done(self, tokens: Sequence[Token]) -> bool:
         """True when all are complete; makes progress on everything under way. Raises PeerLostError."""

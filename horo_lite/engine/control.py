@@ -44,7 +44,8 @@ class ControlChannel:
         message = self._transport.probe(_CONTROL_TAG)
         if message is not None:
             buffer = np.empty(message.size_bytes, np.uint8)
-            arriving.append((self._transport.recv(buffer, message.peer, _CONTROL_TAG), buffer, message.peer))
+            token = self._transport.recv(buffer, message.peer, _CONTROL_TAG, whole=True)
+            arriving.append((token, buffer, message.peer))
         if not arriving or not self._transport.done(arriving[0][:1]):
             return None
         _, buffer, peer = arriving.popleft()

@@ -243,7 +243,7 @@ class PlannedLane:
         if message is None:
             return None
         buffer = np.empty(message.size_bytes, np.uint8)
-        token = self.transport.recv(buffer, message.peer, message.tag)
+        token = self.transport.recv(buffer, message.peer, message.tag, whole=True)
         while not self.transport.done((token,)):  # it has arrived
             pass
         return buffer.tobytes().decode()

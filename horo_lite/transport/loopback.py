@@ -139,7 +139,7 @@ class LoopbackEndpoint:
             self._space.sent.append(token)
             return token
 
-    def recv(self, buffer: Array, peer: int, tag: int) -> _Token:
+    def recv(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> _Token:
         """Begin to receive."""
         with self._lock:
             token = self._begin((peer,), tag, buffer)

@@ -97,15 +97,15 @@ class MPITransport:
         except _NO_BUFFER:
             return self.send(as_bytes(buffer), peer, tag, whole)
 
-    def recv(self, buffer: Array, peer: int, tag: int) -> Token:
+    def recv(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> Token:
         try:
-            if buffer.nbytes <= self._whole_bytes:
+            if whole or buffer.nbytes <= self._whole_bytes:
                 return self._comm.Irecv([buffer, self._byte], peer, tag)
             return _Chunks([self._comm.Irecv([p, self._byte], peer, tag) for p in self._pieces(buffer)])
         except self._mpi.Exception as error:
             raise self._lost(error, peer) from error
         except _NO_BUFFER:
-            return self.recv(as_bytes(buffer), peer, tag)
+            return self.recv(as_bytes(buffer), peer, tag, whole)
 
     def done(self, tokens: Sequence[Token]) -> bool:
         try:

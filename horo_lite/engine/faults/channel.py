@@ -38,7 +38,7 @@ class Channel:
         with self._lock:
             while (message := transport.probe(_TAG)) is not None:
                 buffer = np.empty(message.size_bytes, np.uint8)
-                self._arriving.append((transport.recv(buffer, message.peer, _TAG), buffer, message.peer))
+                self._arriving.append((transport.recv(buffer, message.peer, _TAG, whole=True), buffer, message.peer))
             self._leaving = [entry for entry in self._leaving if not transport.done(entry[:1])]
             notes, still = [], []
             for entry in self._arriving:
