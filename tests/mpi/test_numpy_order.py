@@ -138,7 +138,7 @@ def test_more_names_and_row_counts_than_are_remembered(hvd, monkeypatch):
     monkeypatch.setattr(named, "_CACHE_CAPACITY", 8)
     monkeypatch.setattr(named, "_AGREEMENTS_KEPT", 32)
     size, rank = hvd.size(), hvd.rank()
-    for step in range(3):
+    for _ in range(3):
         handles = [hvd.allreduce_async(np.array([1.0]), name=f"cached.{k}", op=hvd.Sum) for k in range(60)]
         assert {float(hvd.synchronize(handle)[0]) for handle in handles} == {size}
         for k in range(50):
