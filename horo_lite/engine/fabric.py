@@ -22,6 +22,8 @@ from horo_lite.interfaces import Array, Group, Reduction, Schedule, Transport
 from horo_lite.transport.topology import Topology
 
 _STAGING_BYTES = 3 << 20  # three pieces of 1 MiB, so that what one rank writes another finds in a cache
+_TRAVELLING_BYTES = 8 << 10
+_COORDINATED_BYTES = 64 << 10  # from all ranks together
 _UNMEASURED_BYTES = 4 << 10  # up to here the built-in estimates are as good as a measurement
 Choice = tuple[Callable[..., Schedule], ArrayKernel, bool]
 """What makes a schedule, with which kernel, and whether it needs the staging memory."""
@@ -54,6 +56,9 @@ class Fabric:
         self._config = config
         self._one_node = len(topology.nodes) == 1 and self.shares_memory
         self._staging: list[Array] | None = None
+        automatic = config.algorithm == AUTO
+        self.travelling_bytes = min(_TRAVELLING_BYTES, _COORDINATED_BYTES // self.size) if automatic else -1
+        """Tensors up to this size travel with the request (see ``NamedLane.call``)."""
         self._ranks_per_node = min(len(node) for node in topology.nodes)
         self.table: Table | None = Table() if len(topology.nodes) == 1 else None
         self._choices: dict[tuple[object, ...], Choice] = {}
@@ -97,10 +102,9 @@ class Fabric:
     ) -> Choice:
         """The algorithm for all-reduces like this one, made once."""
         if reduction is Reduction.ADASUM:
-            name = "adasum"
-        else:
-            staged = staged and isinstance(buffer, np.ndarray)
-            name = self._algorithm("allreduce", buffer.nbytes, arithmetic.wide, staged)
+            return algorithm("adasum", "halving_doubling").schedule, arithmetic, False
+        staged = staged and isinstance(buffer, np.ndarray)
+        name = self._algorithm("allreduce", buffer.nbytes, arithmetic.wide, staged)
         if name == "shared":
             return self._shared_allreduce, arithmetic, True
         chosen = algorithm("allreduce", name)

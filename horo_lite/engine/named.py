@@ -83,9 +83,9 @@ class NamedLane:
     def call(self, operation: Operation, polls: int) -> bool:
         """The short way of a synchronous call, for what was agreed on before and with nothing else under way.
 
-        The messages are the ordinary ones, but the caller waits for each of them right here, which halves the
-        latency. What needs more than ``polls`` polls, or another message than the expected one, turns back to the
-        ordinary way.
+        The caller waits for each message right here, and the values of a small tensor travel with the request: the
+        coordinator reduces them and answers with the result, so that nothing more is sent. What needs more than
+        ``polls`` polls, or another message than the expected one, turns back to the ordinary way.
 
         Returns:
             False when the operation must be submitted; True when it is finished or under way.
@@ -96,16 +96,20 @@ class NamedLane:
             return False
         if self._fabric.instruments.timeline is not None or (polls == 0 and self.transport.size > 1):
             return False
-        message = _CACHED.pack(b"#", known.number, operation.key.counter)
+        header = _CACHED.pack(b"#", known.number, operation.key.counter)
+        payload = operation.payload(self._fabric)
         if self._coordinator is None:
-            self._control.send(message, 0)
-        schedule, exclusive = operation.schedule(known.signatures, self._fabric)
-        if self._coordinator is None:
-            agreed = self._confirm(operation, message, polls)
+            self._control.send(header if payload is None else header + payload, 0)
+            word = self._confirm(operation, header, polls)
         else:
-            agreed = self._collect(self._coordinator, operation, known, message, polls)
-        if not agreed:
+            word = self._collect(self._coordinator, operation, known, header, payload, polls)
+        if word is None:
             return True
+        if word:
+            operation.absorb(word, self._fabric)
+            operation.handle.succeed(operation.result())
+            return True
+        schedule, exclusive = operation.schedule(known.signatures, self._fabric)
         running = self._launch(schedule, exclusive, operation)
         while not running.finished and polls:
             polls -= not self._advance(running, operation)
@@ -114,43 +118,57 @@ class NamedLane:
             self._running.clear()
         return True
 
-    def _confirm(self, operation: Operation, message: bytes, polls: int) -> bool:
-        """On a member that has asked: wait for the coordinator's word; False when something else came of it."""
+    def _confirm(self, operation: Operation, header: bytes, polls: int) -> bytes | None:
+        """On a member that has asked: wait for the coordinator's word.
+
+        Returns:
+            the result where it came along, b"" where the operation starts now, None when something else came of it.
+        """
         for _ in range(polls):
             received = self._control.receive()
             if received is not None:
-                if received[0] == message:
-                    return True
+                if received[0].startswith(header):
+                    return received[0][len(header) :]
                 self._wait_for(operation)
                 self._read(*received)
-                return False
+                return None
         self._wait_for(operation)
-        return False
+        return None
 
     def _collect(
-        self, coordinator: Coordinator, operation: Operation, known: Agreement, message: bytes, polls: int
-    ) -> bool:
-        """On the coordinator: wait for all members to ask for the same; False when one asks for something else."""
-        asked: list[int] = []
+        self,
+        coordinator: Coordinator,
+        operation: Operation,
+        known: Agreement,
+        header: bytes,
+        payload: bytes | None,
+        polls: int,
+    ) -> bytes | None:
+        """On the coordinator: wait for all members to ask for the same, and tell them. Returns as ``_confirm``."""
+        asked: dict[int, bytes] = {}
         received: tuple[bytes, int] | None = None
         while polls and len(asked) + 1 < self.transport.size:
             received = self._control.receive()
             if received is None:
                 polls -= 1
-            elif received[0] == message:
-                asked.append(received[1])
+            elif received[0].startswith(header):
+                asked[received[1]] = received[0][len(header) :]
+                received = None
             else:
                 break
-        if len(asked) + 1 == self.transport.size:
-            for member in asked:
-                self._control.send(message, member)
-            return True
-        self._wait_for(operation)
-        for member in (0, *asked):
-            self._announce(coordinator.ask(member, operation.key, known))
-        if received is not None and received[0] != message:
-            self._read(*received)
-        return False
+        if len(asked) + 1 < self.transport.size:
+            self._wait_for(operation)
+            for member in (0, *asked):
+                self._announce(coordinator.ask(member, operation.key, known))
+            if received is not None:
+                self._read(*received)
+            return None
+        result = b""
+        if payload is not None and all(asked.values()):
+            result = operation.combine([payload, *(asked[member] for member in sorted(asked))], self._fabric)
+        for member in asked:
+            self._control.send(header + result, member)
+        return result
 
     def _wait_for(self, operation: Operation) -> None:
         self._asked[operation.key] = operation
@@ -272,19 +290,25 @@ class NamedLane:
         return moved
 
     def _read(self, message: bytes, peer: int) -> None:
-        known = None
-        if len(message) == _CACHED.size and message[:1] == b"#":
-            _, number, counter = _CACHED.unpack(message)
-            known = self._agreed[number]
-            key = Key(known.name, counter)
-        if self._coordinator is None:
-            self._act(pickle.loads(message) if known is None else Verdict(key, known))
+        if message[:1] != b"#":
+            if self._coordinator is None:
+                self._act(pickle.loads(message))
+            else:
+                key, asked = pickle.loads(message)
+                self._announce(self._coordinator.ask(peer, key, asked))
             return
-        if known is None:
-            key, asked = pickle.loads(message)
-            self._announce(self._coordinator.ask(peer, key, asked))
-        else:
+        _, number, counter = _CACHED.unpack_from(message)
+        known = self._agreed[number]
+        key = Key(known.name, counter)
+        if self._coordinator is not None:  # values that came along are sent again, now that ranks did not meet at once
             self._announce(self._coordinator.ask(peer, key, known))
+        elif len(message) > _CACHED.size:
+            operation = self._asked.pop(key)
+            self._names.discard(key)
+            operation.absorb(message[_CACHED.size :], self._fabric)
+            operation.handle.succeed(operation.result())
+        else:
+            self._act(Verdict(key, known))
 
     # --- carrying out --------------------------------------------------------------------------------------------
 

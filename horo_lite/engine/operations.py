@@ -16,7 +16,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from horo_lite.arrays import Flat, check_supported, device_name, is_torch, numpy_dtype, type_name
+from horo_lite.arrays import (
+    Flat,
+    check_supported,
+    device_name,
+    is_torch,
+    kernel,
+    numpy_dtype,
+    type_name,
+)
 from horo_lite.engine.agreement import Shape, Signature
 from horo_lite.engine.compressed import compressed
 from horo_lite.engine.coordinator import JOIN, Key
@@ -53,6 +61,18 @@ class Operation:
 
     def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
         """What this rank does, and whether it needs the fabric's staging memory to itself."""
+        raise NotImplementedError
+
+    def payload(self, fabric: Fabric) -> bytes | None:
+        """This rank's values, where they are few enough to travel with the request; the same length on all ranks."""
+        return None
+
+    def combine(self, payloads: Sequence[bytes], fabric: Fabric) -> bytes:
+        """On the coordinator: the result of all members' payloads, in order."""
+        raise NotImplementedError
+
+    def absorb(self, result: bytes, fabric: Fabric) -> None:
+        """The result that came with the answer, in place of a schedule."""
         raise NotImplementedError
 
     def result(self) -> Any:
@@ -102,19 +122,45 @@ class AllReduce(Operation):
             Signature(self.kind, types, shapes, device, reduction, -1, prescale, postscale, compressor),
         )
 
-    def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
+    def payload(self, fabric: Fabric) -> bytes | None:
+        s = self.signature
+        if len(self._sources) != 1 or self._sources[0].buffer.nbytes > fabric.travelling_bytes:
+            return None
+        if s.compression is not None or s.prescale != 1.0 or s.device != "cpu" or s.reduction == Reduction.ADASUM:
+            return None
+        payload: bytes = self._sources[0].buffer.tobytes()
+        return payload
+
+    def combine(self, payloads: Sequence[bytes], fabric: Fabric) -> bytes:
+        s = self.signature
+        arithmetic = kernel(s.types[0], Reduction(s.reduction), fabric.size, 1.0, s.postscale)
+        dtype = self._sources[0].buffer.dtype
+        inputs = [np.frombuffer(payload, dtype) for payload in payloads]
+        out = np.empty(len(inputs[0]), dtype)
+        arithmetic.combine(out, inputs, last=True)
+        return out.tobytes()
+
+    def absorb(self, result: bytes, fabric: Fabric) -> None:
+        self._take_outputs(fabric)
+        self._flats[0].buffer[:] = np.frombuffer(result, self._flats[0].buffer.dtype)
+
+    def _take_outputs(self, fabric: Fabric) -> None:
         if self._in_place:
             self._flats = self._sources
         else:
             self._outputs = [new_tensor(tuple(t.shape), t) for t in self._tensors]
             self._flats = [Flat(output) for output in self._outputs]
-            for flat, source in zip(self._flats, self._sources, strict=True):
-                flat.buffer[:] = source.buffer
         dense_bytes = sum([flat.buffer.nbytes for flat in self._flats])
         fabric.stats.dense_bytes += dense_bytes
         if self._compressor is None:
             fabric.stats.payload_bytes += dense_bytes
-        else:
+
+    def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
+        self._take_outputs(fabric)
+        if not self._in_place:
+            for flat, source in zip(self._flats, self._sources, strict=True):
+                flat.buffer[:] = source.buffer
+        if self._compressor is not None:
             buffers = [flat.buffer for flat in self._flats]
             return self._compressed(self._compressor, buffers, fabric), False
         if len(self._flats) == 1:
