@@ -69,7 +69,10 @@ def flat(array: Any) -> Array:
 def as_bytes(buffer: Array) -> Array:
     """A flat array's memory as unsigned bytes, without a copy: what goes on the wire."""
     if is_torch(buffer):
-        return buffer.view(sys.modules["torch"].uint8)
+        torch: Any = sys.modules["torch"]
+        if not len(buffer):  # its stride may be anything, which view() refuses
+            return buffer.new_empty(0, dtype=torch.uint8)
+        return buffer.view(torch.uint8)
     return buffer.view(np.uint8)
 
 

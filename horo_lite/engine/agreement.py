@@ -65,7 +65,7 @@ _COMPARED: list[tuple[str, Callable[[Signature], Any]]] = [
     ("numbers of tensors", lambda s: len(s.shapes)),
     ("data types", lambda s: s.types),
     ("shapes", _free_rows),
-    ("devices", lambda s: s.device),
+    ("devices", lambda s: s.device.partition(":")[0]),  # each rank of a node has another GPU
     ("reduce operations", lambda s: s.reduction),
     ("root ranks", lambda s: s.root),
     ("prescale factors", lambda s: s.prescale),

@@ -12,11 +12,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from horo_lite.arrays import as_bytes
 from horo_lite.config import Config
 from horo_lite.errors import ArgumentError, MPIMissingError, PeerLostError
 from horo_lite.interfaces import Array, Message, Native, Reduction, Token, Transport
+from horo_lite.transport import cuda
 from horo_lite.transport.faulty import FaultyTransport
+from horo_lite.transport.staging import StagedTransport
 from horo_lite.transport.topology import Topology
 
 _LARGEST_MESSAGE_BYTES = 1 << 30  # MPI 3 counts are 32 bits wide, and Open MPI refuses larger ones
@@ -69,12 +73,15 @@ class MPITransport:
     Args:
         comm: the communicator; it belongs to this object from now on.
         chunk_elements: the largest number of elements of one message (``HORO_LITE_CHUNK_ELEMENTS``).
+        cuda_aware: the library takes device pointers (``cuda.is_aware``); else device tensors are staged.
     """
 
-    def __init__(self, comm: Any, chunk_elements: int) -> None:
+    def __init__(self, comm: Any, chunk_elements: int, cuda_aware: bool = False) -> None:
         self._mpi = sys.modules["mpi4py.MPI"]
         self._comm = comm
         self._chunk_elements = chunk_elements
+        self._cuda_aware = cuda_aware
+        self._staged: StagedTransport | None = None
         self._whole_bytes = min(_LARGEST_MESSAGE_BYTES, chunk_elements)  # no element is under a byte
         self._byte = self._mpi.BYTE
         self._status = self._mpi.Status()
@@ -85,6 +92,11 @@ class MPITransport:
         self.sent_bytes = 0
 
     def send(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> Token:
+        if type(buffer) is not np.ndarray or self._staged is not None:
+            if not self._cuda_aware:
+                self.sent_bytes += buffer.nbytes
+                return self._staging().send(buffer, peer, tag, whole)
+            buffer = cuda.for_mpi(buffer)
         try:
             if whole or buffer.nbytes <= self._whole_bytes:
                 self.sent_bytes += buffer.nbytes
@@ -98,6 +110,10 @@ class MPITransport:
             return self.send(as_bytes(buffer), peer, tag, whole)
 
     def recv(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> Token:
+        if type(buffer) is not np.ndarray:
+            if not self._cuda_aware:
+                return self._staging().recv(buffer, peer, tag, whole)
+            buffer = cuda.for_mpi(buffer)
         try:
             if whole or buffer.nbytes <= self._whole_bytes:
                 return self._comm.Irecv([buffer, self._byte], peer, tag)
@@ -109,6 +125,8 @@ class MPITransport:
 
     def done(self, tokens: Sequence[Token]) -> bool:
         try:
+            if self._staged is not None:
+                self._staged.advance()
             for token in tokens:
                 if not token.Test():
                     return False
@@ -128,6 +146,10 @@ class MPITransport:
 
     def native(self, instruction: Native, tag: int) -> Token:
         operation, buffer, reduction, root = instruction
+        if type(buffer) is not np.ndarray:
+            if not self._cuda_aware:
+                return self._staging().native(instruction, tag)
+            cuda.for_mpi(buffer)
         if operation == "allreduce":
             operations = {
                 Reduction.SUM: self._mpi.SUM, Reduction.MIN: self._mpi.MIN,
@@ -142,11 +164,19 @@ class MPITransport:
         member = self.rank in ranks
         key = list(ranks).index(self.rank) if member else 0
         comm = self._comm.Split(0 if member else self._mpi.UNDEFINED, key)
-        return MPITransport(comm, self._chunk_elements) if member else None
+        return MPITransport(comm, self._chunk_elements, self._cuda_aware) if member else None
 
     def close(self) -> None:
         if not self._mpi.Is_finalized():
             self._comm.Free()
+
+    def _staging(self) -> StagedTransport:
+        """The way for device tensors, made for the first one. From then on everything is sent through it, so that
+        messages stay in order.
+        """
+        if self._staged is None:
+            self._staged = StagedTransport(MPITransport(self._comm, self._chunk_elements))
+        return self._staged
 
     def _pieces(self, buffer: Array) -> list[Array]:
         step = max(1, min(self._chunk_elements, _LARGEST_MESSAGE_BYTES // buffer.itemsize))
@@ -178,6 +208,7 @@ class MPIWorld:
         self._comm = (base if comm is None else comm).Dup()
         self._config = config
         self._sent = itertools.count()
+        self._cuda_aware = cuda.is_aware(config.cuda_aware)
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self.topology = self._find_topology()
@@ -215,7 +246,7 @@ class MPIWorld:
 
     def transport(self) -> Transport:
         """Collective: a new message space for all ranks."""
-        transport = MPITransport(self._comm.Dup(), self._config.chunk_elements)
+        transport = MPITransport(self._comm.Dup(), self._config.chunk_elements, self._cuda_aware)
         rank, _, fault = self._config.test_fault.partition(":")
         if rank != str(self.rank):
             return transport
