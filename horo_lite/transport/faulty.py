@@ -33,14 +33,14 @@ class FaultyTransport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def send(self, buffer: Array, peer: int, tag: int) -> Token:
+    def send(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> Token:
         number = next(self._sent)
         if number == self._after:
             _FAULTS.get(self._what, _nothing)()
         self._is_cut = self._is_cut or (self._what == "cut" and number >= self._after)
         if self._is_cut:
             return None  # lost on the way, and the sender does not know
-        return self._transport.send(buffer, peer, tag)
+        return self._transport.send(buffer, peer, tag, whole)
 
     def done(self, tokens: Sequence[Token]) -> bool:
         return self._transport.done([token for token in tokens if token is not None])
