@@ -122,7 +122,8 @@ def test_the_same_with_mpi_initialised_by_the_program():
     pytest.param("hvd.shutdown()\nfrom mpi4py import MPI\nMPI.Finalize()", id="shut down, then finalised"),
     pytest.param("import atexit\natexit.register(lambda: print(rank))\nsys.exit(0)", id="sys.exit(0)"),
     pytest.param(
-        "try:\n    sys.exit(3)\nexcept SystemExit as leave:\n    assert leave.code == 3\nreduce('x')", id="sys.exit caught"
+        "try:\n    sys.exit(3)\nexcept SystemExit as leave:\n    assert leave.code == 3\nreduce('x')",
+        id="sys.exit caught",
     ),
     pytest.param(
         "threading.Thread(target=lambda: sys.exit(3)).start()\nreduce('x')", id="sys.exit in a thread ends the thread"

@@ -9,50 +9,39 @@ import json
 import threading
 from typing import Any
 
-import numpy as np
-
-from horo_lite.interfaces import Array, Token, Transport
+from horo_lite.engine.control import ControlChannel
+from horo_lite.interfaces import Transport
 
 Note = dict[str, Any]
-_TAG = 0
 
 
 class Channel:
-    """Any thread may use it; the lock keeps to one at a time."""
+    """A control channel that any thread may use; the lock keeps to one at a time."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._control = ControlChannel(transport)
         self._lock = threading.RLock()  # a signal handler may announce a failure while this thread sends
-        self._leaving: list[tuple[Token, Array]] = []
-        self._arriving: list[tuple[Token, Array, int]] = []
 
     def send(self, peer: int, note: Note) -> None:
         """Begin to send a note; it leaves while somebody polls with ``receive``."""
-        buffer = np.frombuffer(json.dumps(note).encode(), np.uint8)
         with self._lock:
-            self._leaving.append((self._transport.send(buffer, peer, _TAG, whole=True), buffer))
+            self._control.send(json.dumps(note).encode(), peer)
 
     def receive(self) -> list[tuple[int, Note]]:
         """The notes that have arrived, with their senders."""
-        transport = self._transport
+        notes = []
         with self._lock:
-            while (message := transport.probe(_TAG)) is not None:
-                buffer = np.empty(message.size_bytes, np.uint8)
-                self._arriving.append((transport.recv(buffer, message.peer, _TAG, whole=True), buffer, message.peer))
-            self._leaving = [entry for entry in self._leaving if not transport.done(entry[:1])]
-            notes, still = [], []
-            for entry in self._arriving:
-                if transport.done(entry[:1]):
-                    notes.append((entry[2], json.loads(entry[1].tobytes())))
-                else:
-                    still.append(entry)
-            self._arriving = still
+            self._control.flush()
+            while (received := self._control.receive()) is not None:
+                message, peer = received
+                notes.append((peer, json.loads(message)))
         return notes
 
     @property
-    def sent(self) -> bool:
-        """Everything has left."""
-        return not self._leaving
+    def sending(self) -> bool:
+        """Something has not left yet."""
+        return self._control.sending
 
     def close(self) -> None:
         """Collective: give the communicator back."""

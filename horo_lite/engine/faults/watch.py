@@ -132,7 +132,7 @@ class Watch:
 
     def _serve(self) -> None:
         try:
-            while not self._over.is_set() or (self._channel is not None and not self._channel.sent):
+            while not self._over.is_set() or (self._channel is not None and self._channel.sending):
                 self._tick(time.monotonic())
                 if not self._ended:
                     self._wake.wait(_TICK_S)
