@@ -11,20 +11,22 @@ PAGE = Path(__file__).with_name("environment.md")
 
 _HEAD = """# Environment variables
 
-Read once, when `init()` is called. Where Horovod has a variable of the same meaning it is read as well; horo_lite's wins.
-Those that decide what ranks send to one another must be the same on all of them; `init()` compares them. A value that
-can't be read is an error that names the variable. This page is written by `docs/make_environment.py`.
+Read once, when `init()` is called. Where Horovod has a variable of the same meaning it is read as well; horo_lite's
+wins. Those that decide what ranks send to one another must be the same on all of them; `init()` compares them. A value
+that can't be read is an error that names the variable. This page is written by `docs/make_environment.py`.
 
 | variable | default | meaning | Horovod's name |
 |---|---|---|---|
 """
 
 _TAIL = """
-`HOROVOD_STALL_CHECK_DISABLE=1` is read as `HORO_LITE_STALL_WARN_S=0`. `OMP_NUM_THREADS` is left as it is; without it torch is
-given cores / ranks of its node when `init()` is called after `import torch`, and `horo-lite run` sets it for all libraries.
+`HOROVOD_STALL_CHECK_DISABLE=1` is read as `HORO_LITE_STALL_WARN_S=0`. `OMP_NUM_THREADS` is left as it is; without it
+torch is given cores / ranks of its node when `init()` is called after `import torch`, and `horo-lite run` sets it for
+all libraries.
 
-`init()` also reads what launchers set (`PMI_SIZE`, `OMPI_COMM_WORLD_SIZE`, `SLURM_STEP_NUM_TASKS`) to find out that another MPI's
-launcher was used, and sets `HORO_LITE_RANK_PID`, by which processes that a rank starts know that they are no ranks.
+`init()` also reads what launchers set (`PMI_SIZE`, `OMPI_COMM_WORLD_SIZE`, `SLURM_STEP_NUM_TASKS`) to find out that
+another MPI's launcher was used, and sets `HORO_LITE_RANK_PID`, by which processes that a rank starts know that they are
+no ranks.
 """
 
 
@@ -34,9 +36,9 @@ def page() -> str:
 
 
 def _row(field: dataclasses.Field) -> str:
-    meaning = field.metadata["doc"].replace("|", "\\|")
-    horovod = field.metadata["horovod"]
-    return f"| `{field.metadata['variable']}` | {_shown(field.default)} | {meaning} | {f'`{horovod}`' if horovod else ''} |"
+    variable, meaning, horovod = (field.metadata[key] or "" for key in ("variable", "doc", "horovod"))
+    horovod = horovod and f"`{horovod}`"
+    return f"| `{variable}` | {_shown(field.default)} | {meaning.replace('|', '')} | {horovod} |"
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Ranks that ask for different things: every rank raises with both values; caught, the job goes on; uncaught, it ends."""
+"""Ranks that ask for different things: every rank raises with both values. Uncaught, the job ends."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_bucket_plans_that_differ_name_the_parameter():
 def test_a_step_that_one_rank_skips_is_found_out():
     done = job("""
         from horo_lite.gradients import GradientBuckets
-        generator, critic = (GradientBuckets([("w", (3,), "float32")], label=label) for label in ("generator", "critic"))
-        for buckets in (generator, critic) if rank else (critic, generator):
+        first, second = (GradientBuckets([("w", (3,), "float32")], label=label) for label in ("first", "second"))
+        for buckets in (first, second) if rank else (second, first):
             buckets.ready(0)
             buckets.finish()
     """)
