@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from horo_lite.compression import wrappers
 from horo_lite.compression.auto import Auto
-from horo_lite.compression.base import Frozen, Method
+from horo_lite.compression.base import RANK_OWN, STATE_KEYS, Frozen, Method
 from horo_lite.compression.casts import BFloat16, Float16, NoCompression
 from horo_lite.compression.lowrank import PowerSGD
 from horo_lite.compression.quantize import QSGD, Float8, Int8, Natural, TernGrad
@@ -19,6 +19,8 @@ from horo_lite.compression.sparse import DGC, RandomK, Threshold, TopK
 from horo_lite.interfaces import CompressorRequest, GatherRequest, SumRequest
 
 __all__ = [
+    "RANK_OWN",
+    "STATE_KEYS",
     "Compression",
     "Frozen",
     "Method",

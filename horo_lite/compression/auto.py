@@ -82,11 +82,19 @@ class Auto(Method):
         )
         took = self.clock() - start
         if step <= last_trial:
-            key = f"auto_s_{chosen}"
-            notes[key] = min(took, float(notes.get(key, took)))
+            times = self._times(notes)
+            times[chosen] = min(took, times[chosen])
+            notes["auto_times"] = times
         if step == last_trial:
             yield from self._decide(notes, gradients[0], group)
         return reduced
+
+    def _times(self, notes: State) -> np.ndarray[Any, Any]:
+        """The best seconds of each candidate so far, infinite before its first trial."""
+        times = notes.get("auto_times")
+        if times is None or len(times) != len(self.candidates):
+            return np.full(len(self.candidates), np.inf)
+        return np.array(times, np.float64)
 
     def _way(self, chosen: int, after_another: bool) -> Compressor:
         """The compressor of a step; no compression right after another candidate sends what that one left."""
@@ -97,8 +105,8 @@ class Auto(Method):
     def _decide(
         self, notes: State, like: Array, group: Group
     ) -> Generator[CompressorRequest, Any, None]:
-        own = np.array([notes[f"auto_s_{i}"] for i in range(len(self.candidates))])
         backend = backend_of(like)
+        own = np.nan_to_num(self._times(notes), posinf=0.0)  # a rank that has joined has none
         payloads = yield GatherRequest(backend.indices(own.view(np.uint8)))
         times = np.array([np.frombuffer(backend.to_host(p).tobytes()) for p in payloads]).max(
             axis=0

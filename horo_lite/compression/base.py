@@ -16,7 +16,9 @@ key                 value                                                    kep
 ``draws``           how often random numbers were drawn                      stochastic
 ``warmup_steps``    steps done so far                                        warmup
 ``sparsity_steps``  steps done so far                                        dgc
-``auto_...``        steps, times and choice                                  auto
+``auto_step``       steps done so far                                        auto
+``auto_times``      the best seconds of each candidate                       auto
+``auto_choice``     the candidate that was chosen                            auto
 =================== ======================================================== ==============
 """
 
@@ -47,6 +49,14 @@ State = MutableMapping[str, Any]
 Exchange = Generator[CompressorRequest, Any, Reduced]
 
 _Self = TypeVar("_Self", bound="Method")
+
+RANK_OWN = frozenset({"residual", "velocity", "server_residual", "server_start", "auto_times"})
+"""Keys of what every rank has its own of; under the other keys it is the same on all ranks."""
+
+STATE_KEYS = RANK_OWN | {
+    "warm_start", "draws", "warmup_steps", "sparsity_steps", "auto_step", "auto_choice",
+}  # fmt: skip
+"""Every key that a method uses."""
 
 
 class Layout(NamedTuple):

@@ -83,5 +83,6 @@ from horo_lite.torch.mpi_ops import (
     sparse_allreduce_async,
     synchronize,
 )
+from horo_lite.torch.onebit_adam import OneBitAdam
 from horo_lite.torch.optimizer import DistributedOptimizer
 from horo_lite.version import __version__

@@ -14,12 +14,9 @@ import numpy as np
 import torch
 
 from horo_lite.arrays import flat, to_torch
+from horo_lite.compression import RANK_OWN, STATE_KEYS
 
-RANK_OWN = frozenset({"residual", "velocity", "server_residual", "server_start"})
-"""Keys of what every rank has its own of; all other state is the same on all ranks."""
-
-_KEYS = RANK_OWN | {"warm_start", "draws", "warmup_steps"}
-
+__all__ = ["RANK_OWN", "ParameterState"]
 
 class ParameterState(MutableMapping[str, Any]):
     """The view of ``optimizer.state[parameter]`` that a compressor is given: flat arrays and numbers.
@@ -48,7 +45,7 @@ class ParameterState(MutableMapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         stored = self._stored()
-        if key in stored and key in _KEYS:
+        if key in stored and key in STATE_KEYS:
             value = stored[key]
             return flat(value) if isinstance(value, torch.Tensor) else value
         return self._early[key]
@@ -66,7 +63,7 @@ class ParameterState(MutableMapping[str, Any]):
             del self._stored()[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({*self._early, *(key for key in self._stored() if key in _KEYS)})
+        return iter({*self._early, *(key for key in self._stored() if key in STATE_KEYS)})
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

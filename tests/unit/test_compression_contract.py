@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horo_lite.compression import Compression
+from horo_lite.compression import RANK_OWN, STATE_KEYS, Compression
 from horo_lite.interfaces import Parameter
 from tests.contracts import compression as contract
 
@@ -200,3 +200,17 @@ def test_torch_and_numpy_agree(name):
         other = contract.run(METHODS[name], tensors, theirs, PARAMETERS).results[0].mean
         for a, b in zip(mean, other, strict=True):
             np.testing.assert_allclose(a, b.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@every_method
+def test_every_key_of_a_state_is_known(name):
+    """Adapters tell a compressor's entries of an optimizer's state from the optimizer's own by their keys."""
+    states = contract.fresh_states(2, len(SIZES))
+    for _ in range(2):
+        contract.run(METHODS[name], normal(2), states, PARAMETERS)
+    used = {key for row in states for state in row for key in state}
+    assert used <= STATE_KEYS
+    rank_own = {key for key in used if any(a.get(key) is not b.get(key) for a, b in zip(*states, strict=True))}
+    for mine, other in zip(*states, strict=True):
+        for key in (rank_own & mine.keys()) - RANK_OWN:
+            np.testing.assert_array_equal(mine[key], other[key])

@@ -1,0 +1,184 @@
+"""1-bit Adam: Adam whose momentum travels in one bit per element once its variance has settled.
+
+Tang et al. 2021 (arXiv 2102.02888). Compressing gradients breaks Adam, whose variance is not linear in
+them. Its variance changes little after a while, though; held fixed, Adam is momentum descent with a
+step size per element, and a momentum may be compressed with error feedback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from horo_lite.compression import Compression
+from horo_lite.context import ProcessSet, global_process_set
+from horo_lite.errors import ArgumentError
+from horo_lite.gradients import GradientBuckets
+from horo_lite.torch.compressor_states import ParameterState
+from horo_lite.torch.names import Naming
+from horo_lite.torch.slots import Slot
+
+
+class OneBitAdam(torch.optim.Optimizer):
+    """Adam for slow networks. Making it is collective; it exchanges by itself, so do not wrap it.
+
+    For ``warmup_steps`` it is ``torch.optim.Adam`` with averaged gradients. After that the variance
+    stays as it is, each rank adds its own gradient to the common momentum, and what is averaged is
+    that momentum, compressed.
+
+    Gradients stay each rank's own, so clipping and loss scaling would see different values on
+    different ranks: use bfloat16 rather than a GradScaler. Everything is exchanged in ``step()``.
+
+    Args:
+        params: as of any optimizer.
+        lr: the learning rate.
+        betas: decay of momentum and variance.
+        eps: added to the root of the variance.
+        weight_decay: times the parameter, added to the gradient.
+        warmup_steps: uncompressed steps; the paper takes 15 to 20 % of all.
+        named_parameters: ``model.named_parameters()``.
+        compression: of the momentum.
+        process_set: the ranks that take part.
+
+    Raises:
+        DisagreementError: ranks have different parameters; on every rank, with the first difference.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        warmup_steps: int = 1000,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+        compression: Any = Compression.onebit,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if warmup_steps < 1:
+            raise ArgumentError(
+                f"warmup_steps is {warmup_steps}; expected 1 or more: without a variance there is no step size"
+            )
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._warmup_steps = warmup_steps
+        self._compression = compression
+        self._process_set = process_set
+        self._named = Naming(named_parameters, self).names(self)
+        self._exchange: _Exchange | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Exchange, and update the parameters.
+
+        Args:
+            closure: computes the loss and its gradients.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        settled = self._steps_done() >= self._warmup_steps
+        if self._exchange is None or self._exchange.settled != settled:
+            self._exchange = self._make_exchange(settled)
+        slots = iter(self._exchange.slots)
+        for group in self.param_groups:
+            for p in group["params"]:
+                next(slots).put(self._outgoing(p, group, settled))
+        used = iter(zip(self._exchange.slots, self._exchange.finish(), strict=True))
+        for group in self.param_groups:
+            for p in group["params"]:
+                slot, was_used = next(used)
+                if was_used:
+                    self._update(p, group, slot.value(), settled)
+        self._exchange.settle()
+        return loss
+
+    def _steps_done(self) -> int:
+        return max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
+
+    def _make_exchange(self, settled: bool) -> _Exchange:
+        if self._exchange is not None:
+            self._exchange.buckets.close()
+        return _Exchange(self, self._named, self._compression if settled else None, settled, self._process_set)
+
+    def _outgoing(self, p: torch.Tensor, group: dict[str, Any], settled: bool) -> torch.Tensor:
+        """What this rank contributes: its gradient, and later the momentum with its gradient in it."""
+        grad = torch.zeros_like(p) if p.grad is None else p.grad
+        if group["weight_decay"]:
+            grad = grad.add(p, alpha=group["weight_decay"])
+        if not settled:
+            return grad
+        momentum, gain = self.state[p].get("exp_avg"), 1 - group["betas"][0]
+        return grad * gain if momentum is None else momentum.lerp(grad, gain)
+
+    def _update(self, p: torch.Tensor, group: dict[str, Any], mean: torch.Tensor, settled: bool) -> None:
+        """Adam's step from the mean of what the ranks contributed."""
+        state, (first, second) = self.state[p], group["betas"]
+        if "step" not in state:
+            state["step"] = torch.tensor(0.0)
+            state["variance_steps"] = 0
+            state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        state["step"] += 1
+        momentum, variance = state["exp_avg"], state["exp_avg_sq"]
+        if settled:
+            momentum.copy_(mean)
+        else:
+            momentum.lerp_(mean, 1 - first)
+        if not settled or state["variance_steps"] == 0:  # a parameter's first gradient may come late
+            grad = mean / (1 - first) if settled else mean
+            variance.mul_(second).addcmul_(grad, grad, value=1 - second)
+            state["variance_steps"] += 1
+        denominator = (variance / (1 - second ** state["variance_steps"])).sqrt_().add_(group["eps"])
+        p.addcdiv_(momentum, denominator, value=-group["lr"] / (1 - first ** int(state["step"])))
+
+
+class _Exchange:
+    """One phase's way over the wire.
+
+    Attributes:
+        slots: where each parameter's contribution goes, and its mean comes back.
+        settled: this is the phase of compressed momenta.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named: list[tuple[str, torch.Tensor]],
+        compression: Any,
+        settled: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self.settled = settled
+        self._states = [ParameterState(optimizer, p) for _, p in named]
+        devices = {str(p.device) for _, p in named} or {"cpu"}
+        if len(devices) > 1:
+            raise ArgumentError(f"parameters lie on {', '.join(sorted(devices))}: make one optimizer per device")
+        self.buckets = GradientBuckets(
+            [(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named],
+            process_set=process_set,
+            compression=compression,
+            states=self._states,
+            label="OneBitAdam",
+            device=devices.pop(),
+            overlap=False,
+        )
+        self.slots = [Slot(name, p) for name, p in named]
+        for number, slot in enumerate(self.slots):
+            slot.bind(number, self.buckets.views[number])
+
+    def finish(self) -> list[bool]:
+        """Average what was put into the slots. Returns which parameters some rank had a gradient or momentum for."""
+        for slot in self.slots:
+            if slot.parameter.grad is not None or self.settled:
+                self.buckets.ready(slot.number)
+        return self.buckets.finish()
+
+    def settle(self) -> None:
+        """Move what the compressor keeps into the optimizer's state."""
+        for state in self._states:
+            state.settle()

@@ -1,0 +1,94 @@
+"""1-bit Adam: torch's Adam while its variance settles, one bit per element of momentum after that."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
+
+def model(device):
+    torch.manual_seed(0)
+    return torch.nn.Linear(20, 10).to(device)
+
+
+def backward(layer, rank, step):
+    """A loss of this rank's own; ranks pull in different directions."""
+    inputs = torch.randn(16, 20, generator=torch.Generator().manual_seed(100 * step + rank))
+    target = inputs[:, :10] * (1 + rank)
+    layer.zero_grad()
+    loss = ((layer(inputs.to(layer.weight.device)) - target.to(layer.weight.device)) ** 2).mean()
+    loss.backward()
+    return loss.item()
+
+
+def adam_step(layer, optimizer, size, step):
+    """The reference: torch's Adam on the mean of all ranks' gradients, computed on every rank."""
+    total = [torch.zeros_like(p) for p in layer.parameters()]
+    for rank in range(size):
+        backward(layer, rank, step)
+        for t, p in zip(total, layer.parameters(), strict=True):
+            t += p.grad / size
+    for t, p in zip(total, layer.parameters(), strict=True):
+        p.grad = t
+    optimizer.step()
+
+
+def test_warm_up_is_torchs_adam_with_averaged_gradients(hvd, device):
+    mine, theirs = model(device), model(device)
+    ours = hvd.OneBitAdam(mine.parameters(), lr=0.01, weight_decay=0.1, warmup_steps=10)
+    reference = torch.optim.Adam(theirs.parameters(), lr=0.01, weight_decay=0.1)
+    for step in range(5):
+        backward(mine, hvd.rank(), step)
+        ours.step()
+        adam_step(theirs, reference, hvd.size(), step)
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_one_bit_per_element_comes_as_far_as_adam(hvd, device):
+    mine, theirs = model(device), model(device)
+    ours = hvd.OneBitAdam(
+        mine.parameters(), lr=0.02, warmup_steps=30, named_parameters=mine.named_parameters()
+    )
+    reference = torch.optim.Adam(theirs.parameters(), lr=0.02)
+    for step in range(100):
+        backward(mine, hvd.rank(), step)
+        ours.step()
+        adam_step(theirs, reference, hvd.size(), step)
+    losses = [
+        sum(backward(layer, rank, 1000) for rank in range(hvd.size())) for layer in (mine, theirs)
+    ]
+    assert losses[0] < 1.1 * losses[1]
+    for p in mine.parameters():
+        gathered = hvd.allgather(p.detach().reshape(1, -1), name="weights")
+        assert (gathered == gathered[0]).all()
+        assert ours.state[p]["residual"].numel() == p.numel()
+
+
+def test_a_saved_state_goes_on_where_it_stopped(hvd, device):
+    layer = model(device)
+    optimizer = hvd.OneBitAdam(layer.parameters(), warmup_steps=2)
+    for step in range(4):
+        backward(layer, hvd.rank(), step)
+        optimizer.step()
+    saved = copy.deepcopy((layer.state_dict(), optimizer.state_dict()))
+    backward(layer, hvd.rank(), 4)
+    optimizer.step()
+    other = model(device)
+    resumed = hvd.OneBitAdam(other.parameters(), warmup_steps=2)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    backward(other, hvd.rank(), 4)
+    resumed.step()
+    for a, b in zip(layer.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_without_warm_up_there_is_no_step_size(hvd):
+    with pytest.raises(ValueError, match="warmup_steps"):
+        hvd.OneBitAdam([torch.zeros(1, requires_grad=True)], warmup_steps=0)
