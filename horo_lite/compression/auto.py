@@ -83,17 +83,17 @@ class Auto(Method):
         took = self.clock() - start
         if step <= last_trial:
             times = self._times(notes)
-            times[chosen] = min(took, times[chosen])
+            times[chosen] = min(took, times[chosen]) if times[chosen] else took
             notes["auto_times"] = times
         if step == last_trial:
             yield from self._decide(notes, gradients[0], group)
         return reduced
 
     def _times(self, notes: State) -> np.ndarray[Any, Any]:
-        """The best seconds of each candidate so far, infinite before its first trial."""
+        """The best seconds of each candidate so far; 0 before its first trial, and on a rank that has joined."""
         times = notes.get("auto_times")
         if times is None or len(times) != len(self.candidates):
-            return np.full(len(self.candidates), np.inf)
+            return np.zeros(len(self.candidates))
         return np.array(times, np.float64)
 
     def _way(self, chosen: int, after_another: bool) -> Compressor:
@@ -106,7 +106,7 @@ class Auto(Method):
         self, notes: State, like: Array, group: Group
     ) -> Generator[CompressorRequest, Any, None]:
         backend = backend_of(like)
-        own = np.nan_to_num(self._times(notes), posinf=0.0)  # a rank that has joined has none
+        own = self._times(notes)
         payloads = yield GatherRequest(backend.indices(own.view(np.uint8)))
         times = np.array([np.frombuffer(backend.to_host(p).tobytes()) for p in payloads]).max(
             axis=0
