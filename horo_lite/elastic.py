@@ -1,0 +1,132 @@
+"""Elastic training's names, framework-free: state that can be saved, restored and made equal on all ranks.
+
+One world of fixed size: an operation that failed on all ranks (``HorovodInternalError``) takes the state back to its
+last commit and goes on with a fresh engine. Ranks neither leave nor join; a lost rank ends the job.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horo_lite import context
+from horo_lite.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerLostError
+
+_log = logging.getLogger("horo_lite")
+_ATTEMPTS = 3  # without a commit in between, until an error is taken to be permanent
+
+
+class State:
+    """What training goes back to after a failure.
+
+    Args:
+        bcast_object: gives rank 0's object to all ranks.
+        get_rank: this process's rank.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._commits = 0
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Call these after a reset, to rescale a learning rate and the like."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The engine has been started anew."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: int, update_res: int) -> None:
+        """The set of hosts changed; it never does in one world."""
+
+    def commit(self) -> None:
+        """Save the state in memory: what training goes back to."""
+        self._commits += 1
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt where the set of hosts has changed; it never does in one world."""
+
+    def save(self) -> None:
+        """Save the state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to what was saved."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give rank 0's state to all ranks, and save it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapt to a new world."""
+
+
+class ObjectState(State):
+    """State of plain Python objects, which become attributes: ``ObjectState(..., epoch=0)`` has ``.epoch``."""
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = kwargs
+        vars(self).update(copy.deepcopy(kwargs))
+
+    def save(self) -> None:
+        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
+
+    def restore(self) -> None:
+        vars(self).update(copy.deepcopy(self._saved_state))
+
+    def sync(self) -> None:
+        if self._saved_state:
+            current = {name: getattr(self, name) for name in self._saved_state}
+            self._saved_state = self._bcast_object(current)
+            self.restore()
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+    """``func(state, ...)`` made to go on from the last commit after a failure; ``reset`` starts a fresh engine."""
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        failures, commits, skip_sync = 0, state._commits, False
+        while True:
+            if not skip_sync:
+                state.sync()
+            try:
+                return func(state, *args, **kwargs)
+            except PeerLostError:
+                raise  # a world of fixed size cannot do without it
+            except HorovodInternalError as error:
+                failures = 1 if state._commits > commits else failures + 1
+                commits = state._commits
+                if failures >= _ATTEMPTS:
+                    raise
+                _log.warning("going back to the last commit: %s", error)
+                state.restore()
+                skip_sync = False
+            except HostsUpdatedInterrupt as update:
+                skip_sync = update.skip_sync
+            reset()
+            state.on_reset()
+
+    return wrapper
+
+
+def reset_world() -> None:
+    """Stop and start the engine, with the same ranks."""
+    context.shutdown()
+    context.init()
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of ``train(state, ...)``: initialises, and goes on from the last commit after a failure."""
+    return run_fn(func, reset_world)
