@@ -74,5 +74,6 @@ from horo_lite.functions import (
     reducescatter_async,
     synchronize,
 )
+from horo_lite.horovod_alias import install_as_horovod
 from horo_lite.long_work import long_work, rank0_first
 from horo_lite.version import __version__

@@ -10,6 +10,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import itertools
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -95,7 +96,7 @@ def _split_list(values: Sequence[Any], parts: int) -> list[Sequence[Any]]:
     """``parts`` runs of ``values``, the first ones longer by one where it does not divide."""
     size, rest = divmod(len(values), parts)
     starts = [part * size + min(part, rest) for part in range(parts + 1)]
-    return [values[start:stop] for start, stop in zip(starts, starts[1:], strict=False)]
+    return [values[start:stop] for start, stop in itertools.pairwise(starts)]
 
 
 class _Horovod(ModuleType):
@@ -107,23 +108,31 @@ class _Horovod(ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} (it is horo_lite under that name)")
 
 
-class _Loader(importlib.abc.Loader):
-    """Gives a name the module of ours, or a module of names."""
+class _Names(importlib.abc.Loader):
+    """Makes a module of names."""
 
-    def __init__(self, contents: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, contents: dict[str, Any]) -> None:
         self._contents = contents
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The module itself, already executed where it is one of ours."""
-        target = _MODULES.get(spec.name)
-        if target is not None:
-            return importlib.import_module(target)
-        module = _Horovod(spec.name)
-        vars(module).update(self._contents[spec.name], __path__=[])
-        return module
+        """An empty module that can have sub-modules."""
+        return _Horovod(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do."""
+        """Its names."""
+        vars(module).update(self._contents)
+
+
+class _Borrowing(importlib.abc.Loader):
+    """Puts a module of ours into ``sys.modules`` under Horovod's name, its own attributes untouched."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """An empty module, which ``exec_module`` replaces: import would rename ours."""
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """What the import statement returns is what then stands in ``sys.modules``."""
+        sys.modules[module.__name__] = importlib.import_module(_MODULES[module.__name__])
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -141,20 +150,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname in _MODULES:
             return importlib.machinery.ModuleSpec(fullname, _Borrowing(), is_package=True)
         if fullname in self._contents:
-            return importlib.machinery.ModuleSpec(fullname, _Loader(self._contents), is_package=True)
+            return importlib.machinery.ModuleSpec(fullname, _Names(self._contents[fullname]), is_package=True)
         return None
-
-
-class _Borrowing(importlib.abc.Loader):
-    """Puts a module of ours into ``sys.modules`` under Horovod's name, its own attributes untouched."""
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """An empty module, which ``exec_module`` replaces: import would rename ours."""
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """What the import statement returns is what then stands in ``sys.modules``."""
-        sys.modules[module.__name__] = importlib.import_module(_MODULES[module.__name__])
 
 
 def install_as_horovod() -> None:

@@ -31,6 +31,9 @@ from horo_lite.context import (
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
+    wire_stats,
 )
 from horo_lite.errors import (
     DisagreementError,
@@ -42,6 +45,12 @@ from horo_lite.errors import (
     NotInitializedError,
     PeerLostError,
 )
+from horo_lite.horovod_alias import install_as_horovod
+from horo_lite.long_work import long_work, rank0_first
+from horo_lite.torch import elastic
+from horo_lite.torch.checkpoint import load_checkpoint, save_checkpoint
+from horo_lite.torch.consistency import check_consistency
+from horo_lite.torch.data import DistributedSampler, check_shards
 from horo_lite.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -85,4 +94,5 @@ from horo_lite.torch.mpi_ops import (
 )
 from horo_lite.torch.onebit_adam import OneBitAdam
 from horo_lite.torch.optimizer import DistributedOptimizer
+from horo_lite.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from horo_lite.version import __version__

@@ -13,8 +13,37 @@ from typing import Any, TypeAlias
 import torch
 
 from horo_lite import functions
-from horo_lite.compression import Compression
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.arrays import to_torch
+from horo_lite.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    nccl_built,
+    rocm_built,
+)
+from horo_lite.compression import Compression, resolve
+from horo_lite.context import (
+    ProcessSet,
+    cross_rank,
+    cross_size,
+    current,
+    global_process_set,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_threads_supported,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
 from horo_lite.engine import Handle
 from horo_lite.errors import ArgumentError
 from horo_lite.functions import (
@@ -62,6 +91,13 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -70,11 +106,26 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
+    "rank",
     "reducescatter",
     "reducescatter_async",
+    "rocm_built",
+    "shutdown",
+    "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
 
@@ -153,8 +204,8 @@ def _backward_name(name: str | None) -> str | None:
 
 
 def _wire(compression: Any) -> Any:
-    """None for Horovod's default, so that an ordinary call loads no compressor."""
-    return None if compression is Compression.none else compression
+    """None for Horovod's default, so that an ordinary call compresses nothing; else what works on torch tensors."""
+    return None if compression is None or compression is Compression.none else resolve(compression, to_torch)
 
 
 # --- All-reduce ------------------------------------------------------------------------------------------------------
