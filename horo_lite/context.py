@@ -26,7 +26,7 @@ from horo_lite.errors import (
 )
 from horo_lite.transport.mpi import MPIWorld, mpi_is_running
 from horo_lite.transport.topology import Topology
-from horo_lite.transport.waiting import available_cores
+from horo_lite.transport.waiting import is_crowded
 
 
 class ProcessSet:
@@ -126,11 +126,10 @@ class Context:
         launch_check.check_world(launch, config, self.size, self.world.library_version)
         job_end = ending.install(self.world, self.rank) if self.size > 1 else None
         launch_check.check_ranks(launch, config, self.topology, self.world.allgather)
-        self.instruments = Instruments()
+        self.instruments = Instruments(library=self.world.library_version)
         self.pid = os.getpid()
-        crowded = self.topology.local_size > max(available_cores(), os.cpu_count() or 1)
         threaded = self.world.thread_level in ("serialized", "multiple")
-        self.engine = Engine(0 if crowded else 100, threaded, self.instruments)
+        self.engine = Engine(0 if is_crowded(self.topology.local_size) else 100, threaded, self.instruments)
         self.members: dict[int, Member] = {}
         self._sets: dict[int, ProcessSet] = {}
         self._next_id = 1

@@ -20,11 +20,12 @@ from horo_lite.engine.sharing import shared_blocks
 from horo_lite.engine.tuning import find_table
 from horo_lite.interfaces import Array, Group, Reduction, Schedule, Transport
 from horo_lite.transport.topology import Topology
+from horo_lite.transport.waiting import is_crowded
 
 _STAGING_BYTES = 3 << 20  # three pieces of 1 MiB, so that what one rank writes another finds in a cache
 _TRAVELLING_BYTES = 8 << 10
 _COORDINATED_BYTES = 64 << 10  # from all ranks together
-_UNMEASURED_BYTES = 4 << 10  # up to here the built-in estimates are as good as a measurement
+_UNMEASURED_BYTES = 8 << 10  # up to here the built-in estimates are as good as a measurement
 Choice = tuple[Callable[..., Schedule], ArrayKernel, bool]
 """What makes a schedule, with which kernel, and whether it needs the staging memory."""
 
@@ -60,7 +61,9 @@ class Fabric:
         self.travelling_bytes = min(_TRAVELLING_BYTES, _COORDINATED_BYTES // self.size) if automatic else -1
         """Tensors up to this size travel with the request (see ``NamedLane.call``)."""
         self._ranks_per_node = min(len(node) for node in topology.nodes)
-        self.table: Table | None = Table() if len(topology.nodes) == 1 else None
+        crowded = is_crowded(topology.local_size)
+        measures = self.size > 1 and config.algorithm == AUTO and (len(topology.nodes) > 1 or not crowded)
+        self.table: Table | None = None if measures else Table()
         self._choices: dict[tuple[object, ...], Choice] = {}
 
     def allreduce(
@@ -80,7 +83,7 @@ class Fabric:
         """
         if self.table is None and buffer.nbytes > _UNMEASURED_BYTES:
             again = functools.partial(
-                self.allreduce, buffer, type_name, reduction, prescale, postscale, device, staged=False
+                self.allreduce, buffer, type_name, reduction, prescale, postscale, device, staged
             )
             return self._measured(lambda: again()[0]), True
         key = (len(buffer), type_name, reduction, prescale, postscale, device, staged)
@@ -105,11 +108,19 @@ class Fabric:
             return algorithm("adasum", "halving_doubling").schedule, arithmetic, False
         staged = staged and isinstance(buffer, np.ndarray)
         name = self._algorithm("allreduce", buffer.nbytes, arithmetic.wide, staged)
+        return self._prepared(name, buffer, reduction), arithmetic, name == "shared"
+
+    def run(self, name: str, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
+        """A sum by this algorithm, whatever the table says."""
+        return self._prepared(name, buffer, Reduction.SUM)(self.group, buffer, arithmetic)
+
+    def _prepared(self, name: str, buffer: Array, reduction: Reduction) -> Callable[..., Schedule]:
+        """An all-reduce with everything but the group, the buffer and the kernel filled in."""
         if name == "shared":
-            return self._shared_allreduce, arithmetic, True
+            return self._shared_allreduce
         chosen = algorithm("allreduce", name)
         context = {k: v for k, v in self._context(buffer, reduction).items() if k in chosen.takes}
-        return functools.partial(chosen.schedule, **context), arithmetic, False
+        return functools.partial(chosen.schedule, **context)
 
     def _algorithm(self, operation: str, nbytes: int, wide: bool = False, staged: bool = False) -> str:
         table = self.table or Table()
@@ -124,7 +135,7 @@ class Fabric:
         return frozenset({"nodes", "segment_elements", "reduction"} | shared)
 
     def _measured(self, schedule: Callable[[], Schedule]) -> Schedule:
-        """The first large operation across nodes finds the selection table before it is chosen for itself."""
+        """The first larger operation finds the selection table before an algorithm is chosen for it."""
         if self.table is None:
             self.table = yield from find_table(self, self._config.cache_folder)
         yield from schedule()

@@ -40,8 +40,11 @@ class Instruments:
     """One per process, seen by all lanes.
 
     Attributes:
+        library: the MPI library's version, as it calls itself.
         timeline: None while nothing is recorded.
     """
+
+    library: str = ""
 
     stats: WireStats = dataclasses.field(default_factory=WireStats)
     timeline: Timeline | None = None

@@ -1,8 +1,8 @@
-"""The selection table of a set of hosts: measured once by a few messages between two nodes, then remembered.
+"""The selection table of a set of hosts: measured once, by the first larger operation, then remembered.
 
-On one node nothing is measured: the built-in estimates hold. Across nodes latency and bandwidth differ a thousandfold
-from cluster to cluster, so the first large operation measures them (0.3 s at most) between rank 0 and a rank of
-another node; rank 0's table is sent to all, so that all choose alike.
+Across nodes latency and bandwidth differ a thousandfold from cluster to cluster, so they are measured between rank 0
+and a rank of another node, and algorithms are chosen by their cost functions; on one node the algorithms themselves
+are tried out (``trial``). Either takes 0.3 s at most. Rank 0's table is sent to all, so that all choose alike.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from horo_lite.collectives.selection import Machine, Table
 from horo_lite.engine.sharing import gather_bytes
+from horo_lite.engine.trial import try_algorithms
 from horo_lite.errors import ArgumentError
 from horo_lite.interfaces import Recv, Send, Wait
 
@@ -36,13 +37,17 @@ _LARGEST_BYTES = 4 << 20
 
 def find_table(fabric: Fabric, folder: str) -> Generator[Any, Any, Table]:
     """Schedule: the table for these hosts, from rank 0's cache or measured now; the same on every member."""
-    hosts = yield from gather_bytes(socket.gethostname().encode(), fabric)
+    name = f"{socket.gethostname()} {os.cpu_count()} {fabric.shares_memory} {fabric.instruments.library}"
+    hosts = yield from gather_bytes(name.encode(), fabric)
     path = _cache_path(folder, hosts)
     cached = _read(path) if fabric.group.index == 0 else None
     texts = yield from gather_bytes((cached or "").encode(), fabric)
     if not texts[0]:
-        machine = yield from _measure(fabric)
-        text = Table(machine=machine).to_json() if fabric.group.index == 0 else ""
+        if len(fabric.topology.nodes) > 1:
+            table = Table(machine=(yield from _measure(fabric)))
+        else:
+            table = Table(rows=(yield from try_algorithms(fabric)))
+        text = table.to_json() if fabric.group.index == 0 else ""
         texts = yield from gather_bytes(text.encode(), fabric)
         if fabric.group.index == 0:
             _write(path, text)

@@ -21,6 +21,11 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def is_crowded(ranks: int) -> bool:
+    """True with more ranks on this node than cores; a rank that is bound to one core sees the others' too."""
+    return ranks > max(available_cores(), os.cpu_count() or 1)
+
+
 class Backoff:
     """The pauses of one waiting thread.
 

@@ -1,0 +1,86 @@
+"""Which all-reduce is fastest on this node: tried out, since libraries and machines differ more than models tell.
+
+An MPI library that copies straight from another process beats staging through shared memory, one that may not (in
+many containers) loses to it, and both change with the size of the caches. 0.3 s at most, once per set of hosts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from horo_lite.arrays import kernel, numpy_dtype
+from horo_lite.collectives.registry import algorithm
+from horo_lite.collectives.selection import Row
+from horo_lite.interfaces import Reduction
+
+if TYPE_CHECKING:
+    from horo_lite.engine.fabric import Fabric
+
+_BUDGET_S = 0.25
+_REPEATS = 3  # the first one of each is not counted
+_BEYOND_BYTES = 1 << 40
+
+
+class Trial(NamedTuple):
+    """A message of ``size_bytes`` stands for all up to ``limit_bytes``."""
+
+    size_bytes: int
+    limit_bytes: int
+    candidates: tuple[str, ...]
+
+
+_SMALL = ("recursive_doubling", "halving_doubling", "ring", "pairwise")
+_LARGE = ("ring", "pairwise", "halving_doubling", "shared")
+_TRIALS = {
+    False: (
+        Trial(16 << 10, 40 << 10, _SMALL), Trial(128 << 10, 360 << 10, _SMALL), Trial(1 << 20, 3 << 20, _LARGE),
+        Trial(8 << 20, _BEYOND_BYTES, _LARGE),
+    ),
+    True: (
+        Trial(16 << 10, 40 << 10, ("gathered", "pairwise")), Trial(128 << 10, 360 << 10, ("gathered", "pairwise")),
+        Trial(1 << 20, _BEYOND_BYTES, ("pairwise", "shared")),
+    ),
+}  # by whether the kernel is wide
+
+
+def try_algorithms(fabric: Fabric) -> Generator[Any, Any, tuple[Row, ...]]:
+    """Schedule: the measured rows of the selection table; only member 0's count. All members are on one node."""
+    deadline = time.perf_counter() + _BUDGET_S
+    rows = []
+    for wide, trials in _TRIALS.items():
+        limits: list[tuple[int, str]] = []
+        for trial in trials:
+            took_s = yield from _try(fabric, trial, wide)
+            fastest = min(took_s, key=lambda name: took_s[name])
+            if limits and limits[-1][1] == fastest:
+                limits.pop()
+            limits.append((trial.limit_bytes, fastest))
+            over = np.array([time.perf_counter() > deadline])
+            yield from fabric.broadcast(over.view(np.uint8), 0)
+            if over[0]:
+                break
+        rows.append(Row("allreduce", fabric.size, fabric.size, wide, tuple(limits)))
+    return tuple(rows)
+
+
+def _try(fabric: Fabric, trial: Trial, wide: bool) -> Generator[Any, Any, dict[str, float]]:
+    type_name = "float16" if wide else "float32"
+    arithmetic = kernel(type_name, Reduction.SUM, fabric.size)
+    dtype = numpy_dtype(type_name)
+    buffer = np.zeros(trial.size_bytes // dtype.itemsize, dtype)
+    took_s = {}
+    for name in trial.candidates:
+        if name == "shared" and not fabric.shares_memory:
+            continue
+        rounds = []
+        for _ in range(_REPEATS):
+            yield from algorithm("barrier", "dissemination")(fabric.group)
+            started = time.perf_counter()
+            yield from fabric.run(name, buffer, arithmetic)
+            rounds.append(time.perf_counter() - started)
+        took_s[name] = min(rounds[1:])
+    return took_s
