@@ -14,7 +14,7 @@ import numpy as np
 from horo_lite.buckets import Bucket, GradientSpec, plan
 from horo_lite.compression import Frozen, resolve
 from horo_lite.context import ProcessSet, current, global_process_set
-from horo_lite.engine.agree import agree_on_plan
+from horo_lite.engine.agree import agree_on_plan, gather_bytes
 from horo_lite.engine.compressed import compressed
 from horo_lite.engine.memory import BucketMemory, private_memory, shared_memory
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
@@ -85,6 +85,12 @@ class GradientBuckets:
         self._states = states if states is not None else [{} for _ in specs]
         self._compressors = self._bind(compression)
         self._step = 0
+        self._overlap = OverlapChoice(
+            context.config.overlap if overlap == "auto" else ("on" if overlap else "off"),
+            worth_trying=device == "cpu" and core_is_free(self._fabric.topology),
+        )
+        self._orders_buckets = False
+        self._order: list[int] | None = None
         self._number = self._lane.enter(self)
         self._memory = self._make_memory()
         self.views: list[Array] = [None] * len(specs)
@@ -96,11 +102,6 @@ class GradientBuckets:
         self._labels = [f"{label}, bucket {b.index} ({b.slots[0].spec.name}, ...)" for b in self._plan.buckets]
         self._dense_bytes = [sum(slot.spec.nbytes for slot in b.slots) for b in self._plan.buckets]
         self._reducers = [self._reducer(bucket) for bucket in self._plan.buckets]
-        self._overlap = OverlapChoice(
-            context.config.overlap if overlap == "auto" else ("on" if overlap else "off"),
-            worth_trying=device == "cpu" and core_is_free(self._fabric.topology),
-        )
-        self._order: list[int] | None = None
         self._used_anywhere = [False] * len(specs)
         self._reset()
 
@@ -123,6 +124,8 @@ class GradientBuckets:
 
         def make() -> Schedule:
             yield from agree_on_plan(self._plan, settings, self.label, self._fabric)
+            wishes = yield from gather_bytes(str(self._overlap.worth_trying).encode(), self._fabric)
+            self._orders_buckets = b"False" not in wishes  # nodes may differ in what is worth trying
             if self._device != "cpu" or self._compressors is not None or self._op is Reduction.ADASUM:
                 return private_memory(self._plan, self._device)
             return (yield from shared_memory(self._plan, self._fabric))
@@ -168,8 +171,8 @@ class GradientBuckets:
                 self._engine.drive(lambda: last.handle.finished, last.handle)
             for operation in self._launched:
                 operation.handle.result()
-            if self._order is None and self._overlap.worth_trying:
-                self._order = self._agree_on_order()
+            if self._order is None and self._orders_buckets:
+                self._engine.wait(self._agree_on_order(self._step).handle)
             return list(self._used_anywhere)
         finally:
             self._step += 1
@@ -211,6 +214,9 @@ class GradientBuckets:
 
     def take_part(self, step: int, bucket: int) -> None:
         """For the lane, on a rank that has called ``join()``: submit a bucket of zeros."""
+        if bucket == len(self._plan.buckets):
+            self._agree_on_order(step)
+            return
         self._step = step + (bucket == self._sequence()[-1])
         chosen = self._plan.buckets[bucket]
         self._memory.mine[bucket][:] = 0
@@ -279,14 +285,17 @@ class GradientBuckets:
         yield from self._fabric.allreduce(flags, "uint8", Reduction.MAX, staged=False)[0]
         return [bool(flag) for flag in flags]
 
-    def _agree_on_order(self) -> list[int]:
+    def _agree_on_order(self, step: int) -> PlannedOperation:
         """After the first step: buckets go in the order in which they were complete on the first rank."""
         rest = [index for index in range(len(self._plan.buckets)) if index not in self._completed]
         order = np.array([*self._completed, *rest], np.int32)
+
+        def agree() -> Schedule:
+            yield from self._fabric.broadcast(order, 0)
+            self._order = [int(index) for index in order]
+
         operation = PlannedOperation(
-            f"{self.label}: agreement on the order of buckets", Place(self._number, self._step, len(order)),
-            lambda: self._fabric.broadcast(order, 0),
+            f"{self.label}: agreement on the order of buckets", Place(self._number, step, len(order)), agree
         )
         self._lane.submit(operation)
-        self._engine.wait(operation.handle)
-        return [int(index) for index in order]
+        return operation

@@ -45,7 +45,8 @@ class Tagging:
         self._step_bits = bits // 4
         self._bucket_bits = bits * 2 // 5
         self._plan_bits = bits - self._step_bits - self._bucket_bits
-        self.alarm = (1 << self._step_bits + self._bucket_bits) - 1  # a place in plan 0 that is never reached
+        self.alarm = (1 << self._step_bits + self._bucket_bits) - 1  # places in plan 0 that are never reached
+        self.call = self.alarm - 1
 
     def tag(self, place: Place) -> int:
         """The tag of a place; only plan 0 has plan bits of 0."""
@@ -106,7 +107,9 @@ class PlannedLane:
         self._tagging = Tagging(transport.max_tag)
         self._queue: deque[PlannedOperation] = deque()
         self._current: tuple[Running, PlannedOperation] | None = None
+        self._begun = 0
         self._waiting_since = 0.0
+        self._next_call_s = _CHECK_AFTER_S
         self._plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
         self._made = 0
         self._broken: HorovodInternalError | None = None
@@ -182,7 +185,9 @@ class PlannedLane:
             operation.handle.fail(as_fault(error, operation.handle.name))
             return
         self._current = Running(schedule, self.transport, self._tagging.tag(operation.place)), operation
+        self._begun += 1
         self._waiting_since = 0.0
+        self._next_call_s = _CHECK_AFTER_S
 
     def _advance(self, running: Running, operation: PlannedOperation) -> bool:
         try:
@@ -216,9 +221,11 @@ class PlannedLane:
         self._waiting_since = now
         text = self._read_alarm()
         if text is None:
+            self._read_calls()
             message = self.transport.probe()
             tag = self._tagging.tag(operation.place)
             if message is None or message.tag == tag or message.peer not in running.awaited:
+                self._call(running, tag)
                 return
             ranks = self.fabric.ranks
             text = (
@@ -230,6 +237,29 @@ class PlannedLane:
             self._raise_alarm(text)
         self._broken = DisagreementError(text)
         self.abandon(self._broken)
+
+    def _call(self, running: Running, tag: int) -> None:
+        """Tell who keeps this rank waiting where it is: who has called join() may have nothing else to follow.
+
+        Needed where a rank's part begins with a message of its own: the root of a broadcast, the odd rank of Adasum.
+        """
+        call = np.array([self._begun, tag], np.int64)
+        for peer in running.awaited:
+            self._alarms.append(self.transport.send(call, peer, self._tagging.call, whole=True))
+        self._waiting_since += self._next_call_s  # rarely, if it takes long
+        self._next_call_s = min(2 * self._next_call_s, 1.0)
+
+    def _read_calls(self) -> int | None:
+        """The tag of the operation that others wait for this rank to begin, None when there is none."""
+        found = None
+        call = np.empty(2, np.int64)
+        while (message := self.transport.probe(self._tagging.call)) is not None:
+            token = self.transport.recv(call, message.peer, message.tag, whole=True)
+            while not self.transport.done((token,)):  # it has arrived
+                pass
+            if call[0] == self._begun + 1:  # every rank begins the same operations; others are over
+                found = int(call[1])
+        return found
 
     def _raise_alarm(self, text: str) -> None:
         """Tell everyone: a rank that waits for one of the two would never find out."""
@@ -258,16 +288,21 @@ class PlannedLane:
 
     def _follow(self) -> bool:
         """On a joined rank: take part in the bucket that others have begun, if there is one."""
-        message = self.transport.probe()
-        if message is None:
-            return False
-        place = self._tagging.place(message.tag)
+        tag = self._read_calls()
+        if tag is None:
+            message = self.transport.probe()
+            if message is None or message.tag == self._tagging.call:
+                return False
+            tag = message.tag
+        place = self._tagging.place(tag)
         plan = self._plans.get(place.plan)
         if plan is None:
-            self.joined = False
-            raise PeerLostError(
-                f"rank {self.fabric.ranks[self.transport.rank]} has called join(), but rank "
-                f"{self.fabric.ranks[message.peer]} is at {self._describe(message.tag)}, which this rank can't follow"
+            text = (
+                f"rank {self.fabric.ranks[self.transport.rank]} has called join(), but another rank is at "
+                f"{self._describe(tag)}, which this rank can't follow"
             )
+            self._raise_alarm(text)
+            self.joined = False
+            raise PeerLostError(text)
         plan.take_part(place.step, place.bucket)
         return bool(self._queue)
