@@ -43,8 +43,9 @@ def private_memory(plan: BucketPlan, device: str = "cpu") -> BucketMemory:
     if device != "cpu":
         import torch  # the script's own: a device was named
 
+        place = device.removeprefix("torch-")  # "torch-cpu": tensors in host memory (``arrays.kernel``)
         return BucketMemory(
-            [torch.zeros(b.elements, dtype=getattr(torch, b.type_name), device=device) for b in plan.buckets]
+            [torch.zeros(b.elements, dtype=getattr(torch, b.type_name), device=place) for b in plan.buckets]
         )
     whole = np.zeros(plan.nbytes, np.uint8)
     return BucketMemory(_arrays(plan, whole))

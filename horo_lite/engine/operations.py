@@ -469,7 +469,8 @@ def _blank(signature: Signature, index: int, rows: int | None = None) -> Any:
     value = _identity(name, Reduction(signature.reduction))
     if signature.device != "cpu":
         torch = sys.modules["torch"]  # a device was named, so the script uses torch
-        return torch.full(shape, value, dtype=getattr(torch, name), device=signature.device.split(":")[0])
+        kind = signature.device.partition(":")[0].removeprefix("torch-")
+        return torch.full(shape, value, dtype=getattr(torch, name), device=kind)
     return np.full(shape, value, numpy_dtype(name))
 
 
