@@ -52,7 +52,7 @@ test-openmpi: $(OPENMPI)/.installed
 GPU_TESTS = HORO_LITE_TEST_DEVICE=cuda $(1) $(call PYTEST,$(VENV)) -m "not slow" tests/mpi tests/unit/test_staging.py
 
 test-gpu: $(VENV)/.test-installed
-	@$(VENV)/bin/python -m horo_lite.transport.cuda; status=$$?; set -e; \
+	@$(VENV)/bin/python -c 'from horo_lite.transport import cuda; exit(cuda.exchange_with_itself())'; status=$$?; set -e; \
 	if [ $$status -eq 3 ]; then echo 'test-gpu: torch sees no CUDA device here; nothing was tested'; exit 0; fi; \
 	$(call GPU_TESTS,); \
 	if [ $$status -eq 0 ]; then $(call GPU_TESTS,HORO_LITE_CUDA_AWARE=on); \

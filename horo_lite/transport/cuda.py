@@ -18,7 +18,9 @@ from horo_lite.arrays import as_bytes, is_torch
 from horo_lite.config import forget_launcher
 from horo_lite.interfaces import Array
 
-_CHILD = (sys.executable, "-m", "horo_lite.transport.cuda")
+_CHILD = (
+    sys.executable, "-c", "import sys; from horo_lite.transport import cuda; sys.exit(cuda.exchange_with_itself())"
+)
 _CHILD_S = 60.0  # it imports torch and starts CUDA
 _NO_DEVICE, _WRONG_DATA = 3, 4
 _SIZES_BYTES = (64, 1 << 20, 16 << 20)  # short, rendezvous and pipelined messages take different ways
@@ -67,8 +69,8 @@ def for_mpi(buffer: Array) -> Array:
     return as_bytes(buffer)
 
 
-def _exchange_with_itself() -> int:
-    """The child: a world of one that sends device memory to itself. Returns its exit status."""
+def exchange_with_itself() -> int:
+    """What the child does: a world of one sends device memory to itself. Returns its exit status, 0 for success."""
     forget_launcher()
     import torch
 
@@ -86,6 +88,3 @@ def _exchange_with_itself() -> int:
             return _WRONG_DATA
     return 0
 
-
-if __name__ == "__main__":
-    sys.exit(_exchange_with_itself())
