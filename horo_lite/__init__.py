@@ -38,6 +38,7 @@ from horo_lite.errors import (
     NotInitializedError,
     PeerLostError,
 )
+from horo_lite.function_run import run
 from horo_lite.functions import (
     Adasum,
     Average,

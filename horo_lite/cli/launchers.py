@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from horo_lite.cli import machine
+from horo_lite.cli.hosts import Host
 from horo_lite.errors import LaunchError, MPIMissingError
 
 _ASK_S = 60.0
@@ -62,19 +63,31 @@ class Job:
     command: Sequence[str]
     ranks: int
     cores: int
-    """Cores that this machine's ranks may use, all together."""
+    """Cores that the ranks of one host may use, all together; hosts are taken to be alike."""
     bind: bool = False
     tag_output: bool = True
     extra: Sequence[str] = ()
     """Options handed to the launcher as they are."""
+    hosts: Sequence[Host] = ()
+    """Empty for this machine, or for what SLURM has allocated."""
+    interface: str | None = None
+    """The network interface between hosts."""
+    output_folder: str | None = None
+    """Each rank's output goes into files there, and not to the terminal."""
+    forwarded: Sequence[str] = ()
+    """Variables that ranks on other hosts need; some launchers forward all by themselves."""
+
+    @property
+    def ranks_per_host(self) -> int:
+        return max((host.slots for host in self.hosts), default=self.ranks)
 
     @property
     def cores_per_rank(self) -> int:
-        return max(1, self.cores // self.ranks)
+        return max(1, self.cores // self.ranks_per_host)
 
     @property
     def oversubscribed(self) -> bool:
-        return self.ranks > self.cores
+        return self.ranks_per_host > self.cores
 
     @property
     def bound(self) -> bool:
@@ -108,17 +121,25 @@ class Hydra(Launcher):
     """MPICH and its relatives: no flag for root, none for more ranks than cores."""
 
     name = "mpich"
-    library = ("MPICH", "MVAPICH")
-    program = ("mpiexec.hydra", "mpirun", "mpirun.mpich")
+    library: ClassVar[tuple[str, ...]] = ("MPICH", "MVAPICH")
+    program: ClassVar[tuple[str, ...]] = ("mpiexec.hydra", "mpirun", "mpirun.mpich")
     banner = "HYDRA build details"
 
     def command(self, job: Job) -> list[str]:
-        tags = ["-prepend-rank"] if job.tag_output else []
         binding = ["-bind-to", f"core:{job.cores_per_rank}"] if job.bound else []
-        return [self.path, "-np", str(job.ranks), *tags, *binding, *job.extra, *job.command]
+        hosts = ["-hosts", ",".join(map(str, job.hosts))] if job.hosts else []
+        output = self._network_and_output(job)
+        return [self.path, "-np", str(job.ranks), *hosts, *output, *binding, *job.extra, *job.command]
+
+    def _network_and_output(self, job: Job) -> list[str]:
+        words = ["-iface", job.interface] if job.interface else []
+        if job.output_folder:
+            pattern = f"{job.output_folder}/rank.%r"
+            return [*words, "-outfile-pattern", f"{pattern}.out", "-errfile-pattern", f"{pattern}.err"]
+        return [*words, "-prepend-rank"] if job.tag_output else words
 
 
-class IntelMPI(Launcher):
+class IntelMPI(Hydra):
     """Intel MPI: a Hydra with its own binding, set by variables; its mpirun needs its folder on PATH."""
 
     name = "intelmpi"
@@ -127,8 +148,10 @@ class IntelMPI(Launcher):
     banner = "Intel(R) MPI Library"
 
     def command(self, job: Job) -> list[str]:
-        tags = ["-prepend-rank"] if job.tag_output else []
-        return [self.path, "-np", str(job.ranks), *tags, *job.extra, *job.command]
+        hosts = []
+        if job.hosts:
+            hosts = ["-hosts", ",".join(host.name for host in job.hosts), "-ppn", str(_equal_slots(job))]
+        return [self.path, "-np", str(job.ranks), *hosts, *self._network_and_output(job), *job.extra, *job.command]
 
     def environment(self, job: Job) -> dict[str, str]:
         folder = os.path.dirname(self.path)
@@ -146,9 +169,20 @@ class OpenMPI(Launcher):
 
     def command(self, job: Job) -> list[str]:
         return [
-            self.path, "-np", str(job.ranks), *self._root(), *self._tags(job), *self._placement(job), *job.extra,
-            *job.command,
+            self.path, "-np", str(job.ranks), *self._root(), *self._hosts(job), *self._network(job), *self._tags(job),
+            *self._placement(job), *job.extra, *job.command,
         ]
+
+    def _hosts(self, job: Job) -> list[str]:
+        if not job.hosts:
+            return []
+        forwarded = [word for name in job.forwarded for word in ("-x", name)]
+        return ["--host", ",".join(map(str, job.hosts)), *forwarded]
+
+    def _network(self, job: Job) -> list[str]:
+        if job.interface is None:
+            return []
+        return ["--mca", "btl_tcp_if_include", job.interface, "--prtemca", "prte_if_include", job.interface]
 
     def environment(self, job: Job) -> dict[str, str]:
         # osc/ucx prints a line of noise on every shared window; yielding keeps an oversubscribed machine responsive.
@@ -159,6 +193,8 @@ class OpenMPI(Launcher):
         return ["--allow-run-as-root"] if machine.is_root() else []
 
     def _tags(self, job: Job) -> list[str]:
+        if job.output_folder:
+            return ["--output", f"dir={job.output_folder}"]
         return ["--output", "rank"] if job.tag_output else []
 
     def _placement(self, job: Job) -> list[str]:
@@ -174,7 +210,14 @@ class OpenMPI4(OpenMPI):
     banner = "(Open MPI) 4"
 
     def _tags(self, job: Job) -> list[str]:
+        if job.output_folder:
+            return ["--output-filename", job.output_folder]
         return ["--tag-output"] if job.tag_output else []
+
+    def _network(self, job: Job) -> list[str]:
+        if job.interface is None:
+            return []
+        return ["--mca", "btl_tcp_if_include", job.interface, "--mca", "oob_tcp_if_include", job.interface]
 
     def _placement(self, job: Job) -> list[str]:
         if job.bound:
@@ -192,9 +235,24 @@ class Slurm(Launcher):
 
     def command(self, job: Job) -> list[str]:
         tags = ["--label"] if job.tag_output else []
+        if job.output_folder:
+            tags = [f"--output={job.output_folder}/rank.%t.out", f"--error={job.output_folder}/rank.%t.err"]
+        if job.hosts:
+            nodes = ",".join(host.name for host in job.hosts)
+            tags += [f"--nodelist={nodes}", f"--nodes={len(job.hosts)}", f"--ntasks-per-node={_equal_slots(job)}"]
         binding = [f"--cpus-per-task={job.cores_per_rank}", "--cpu-bind=cores"] if job.bound else ["--cpu-bind=none"]
         overcommit = ["--overcommit"] if job.oversubscribed else []
         return [self.path, f"--ntasks={job.ranks}", *tags, *binding, *overcommit, *job.extra, *job.command]
+
+
+def _equal_slots(job: Job) -> int:
+    slots = {host.slots for host in job.hosts}
+    if len(slots) > 1:
+        raise LaunchError(
+            f"this launcher starts as many ranks on one host as on another, but the slots are "
+            f"{', '.join(map(str, job.hosts))}"
+        )
+    return slots.pop()
 
 
 LAUNCHERS: tuple[type[Launcher], ...] = (Hydra, IntelMPI, OpenMPI, OpenMPI4, Slurm)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
-from horo_lite.cli import launchers, machine
+from horo_lite.cli import horovod_flags, launchers, machine
+from horo_lite.cli.hosts import Host, parse_hosts, read_hostfile
 from horo_lite.cli.supervise import TIMED_OUT, supervise
-from horo_lite.errors import HoroLiteError
+from horo_lite.errors import ArgumentError, HoroLiteError
 
 _ALIAS = Path(__file__).parent / "alias"
+_LONGEST_PAUSE_S = 30.0
+_ASKED_TO_END = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 """What torch and numpy read, and what TensorFlow reads; without them each rank takes every core."""
 
@@ -46,50 +53,106 @@ def child_environment(launcher: launchers.Launcher, job: launchers.Job, horovod:
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-np", "--num-proc", "ranks", type=click.IntRange(min=1), required=True, metavar="N",
-              help="Ranks to start.")
+@click.option("-np", "-n", "--num-proc", "ranks", type=click.IntRange(min=1), metavar="N",
+              help="Ranks to start; with hosts, by default one in every slot.")
+@click.option("-H", "--hosts", metavar="LIST", help="Where to start them: host:slots,host:slots,...")
+@click.option("--hostfile", "-hostfile", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="The same, one host a line: `host slots=N` or `host:N`.")
+@click.option("--network-interface", "--network-interfaces", "interface", metavar="NAME",
+              help="The network interface between hosts.")
 @click.option("--launcher", "name", metavar="NAME",
               help="mpich, intelmpi, openmpi or slurm; by default the one that belongs to the installed MPI library.")
 @click.option("--bind/--no-bind", default=False, help="Pin each rank to its share of the cores (default: no binding).")
 @click.option("--tag/--no-tag", default=True, help="Begin each line of output with its rank (default: yes).")
+@click.option("--output-filename", "output_folder", type=click.Path(file_okay=False), metavar="FOLDER",
+              help="Write each rank's output to files of its own there.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help=f"End the job after so long, with exit status {TIMED_OUT}.")
+@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N",
+              help="Start a failed job again up to N times; the script resumes from its last checkpoint.")
 @click.option("--horovod", is_flag=True, help="Let `import horovod` in the script find horo_lite.")
-@click.option("--launcher-args", default="", metavar="TEXT", help="Options handed to the launcher as they are.")
+@click.option("--launcher-args", "--mpi-args", "launcher_args", default="", metavar="TEXT",
+              help="Options handed to the launcher as they are.")
 @click.option("--dry-run", is_flag=True, help="Print the command and start nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the command, then run it.")
+@horovod_flags.options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
 def run(
-    ranks: int, name: str | None, bind: bool, tag: bool, timeout_s: float | None, horovod: bool, launcher_args: str,
-    dry_run: bool, verbose: bool, command: tuple[str, ...],
+    ranks: int | None, hosts: str | None, hostfile: Path | None, interface: str | None, name: str | None, bind: bool,
+    tag: bool, output_folder: str | None, timeout_s: float | None, max_restarts: int, horovod: bool,
+    launcher_args: str, dry_run: bool, verbose: bool, command: tuple[str, ...], **horovods: Any,
 ) -> None:
     """Run SCRIPT on N ranks: `horo-lite run -np 4 train.py --epochs 3`.
 
-    Any command may stand in place of the script. The exit status is the job's.
+    Any command may stand in place of the script. The exit status is the job's. The flags of horovodrun are understood.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
+        places = _places(hosts, hostfile)
         launcher = launchers.find_launcher(name=name)
+        job = launchers.Job(
+            python_command(command), _ranks(ranks, places), machine.usable_cores(), bind, tag,
+            tuple(shlex.split(launcher_args)), places, interface, output_folder,
+        )
+        environment = child_environment(launcher, job, horovod) | horovod_flags.variables(horovods)
+        job = dataclasses.replace(job, forwarded=_forwarded(environment))
+        words = launcher.command(job)
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
     except HoroLiteError as error:
         raise click.ClickException(str(error)) from None
-    job = launchers.Job(
-        python_command(command), ranks, machine.usable_cores(), bind, tag, tuple(shlex.split(launcher_args))
-    )
-    words = launcher.command(job)
-    environment = child_environment(launcher, job, horovod)
     if dry_run or verbose:
         added = {key: value for key, value in environment.items() if os.environ.get(key) != value}
         line = shlex.join(["env", *(f"{key}={value}" for key, value in sorted(added.items())), *words])
         click.echo(line, err=not dry_run)
     if dry_run:
         return
+    if output_folder:
+        Path(output_folder).mkdir(parents=True, exist_ok=True)
     if job.oversubscribed:
-        console.print(
-            f"horo-lite: {ranks} ranks share {job.cores} core{'s' if job.cores > 1 else ''}; they take turns, so "
+        _say(
+            f"{job.ranks_per_host} ranks share {job.cores} core{'s' if job.cores > 1 else ''}; they take turns, so "
             "expect no speed-up beyond the cores",
-            style="yellow",
         )
-    status = supervise(words, environment, timeout_s)
-    if status == TIMED_OUT and timeout_s is not None:
-        console.print(f"horo-lite: the job was ended after {timeout_s:g} s (--timeout)", style="red")
-    sys.exit(status)
+    sys.exit(_supervise(words, environment, timeout_s, max_restarts))
+
+
+def _places(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
+    if hosts is not None and hostfile is not None:
+        raise ArgumentError("give --hosts or --hostfile, not both")
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return () if hostfile is None else read_hostfile(hostfile)
+
+
+def _ranks(asked: int | None, places: Sequence[Host]) -> int:
+    slots = sum(host.slots for host in places)
+    if asked is None and not slots:
+        raise ArgumentError("say how many ranks to start: -np N")
+    if asked is not None and slots and asked > slots:
+        raise ArgumentError(f"-np {asked}, but the hosts have {slots} slots: {', '.join(map(str, places))}")
+    return asked or slots
+
+
+def _forwarded(environment: Mapping[str, str]) -> tuple[str, ...]:
+    names = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", *_THREADS)
+    return tuple(sorted(key for key in environment if key in names or key.startswith(("HORO_LITE_", "HOROVOD_"))))
+
+
+def _supervise(
+    words: Sequence[str], environment: Mapping[str, str], timeout_s: float | None, max_restarts: int
+) -> int:
+    """Run the job, and again while it fails and restarts are left; a time-out or a signal to us is no failure."""
+    for restarts in range(max_restarts + 1):
+        status = supervise(words, {**environment, "HORO_LITE_RESTARTS": str(restarts)}, timeout_s)
+        if status == TIMED_OUT and timeout_s is not None:
+            _say(f"the job was ended after {timeout_s:g} s (--timeout)")
+        if status in (0, TIMED_OUT, *_ASKED_TO_END) or restarts == max_restarts:
+            break
+        pause_s = min(2.0**restarts, _LONGEST_PAUSE_S)
+        _say(f"the job ended with status {status}; start {restarts + 2} of {max_restarts + 1} in {pause_s:g} s")
+        time.sleep(pause_s)
+    return status
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"horo-lite: {text}", style="yellow")

@@ -1,0 +1,79 @@
+"""``horo_lite.run``: a function on several ranks, from a notebook or a script. Started as a module, it is one rank.
+
+The function travels through a file of mode 0600 in a folder of mode 0700, both made here, and over the job's own MPI:
+nothing else is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from horo_lite.errors import HorovodInternalError
+
+_CALL, _RESULTS = "call.pkl", "results.pkl"
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    *,
+    timeout_s: float | None = None,
+    verbose: bool = False,
+    options: Sequence[str] = (),
+) -> list[Any]:
+    """Call a function on ``np`` ranks, each a new process, and return what each rank returned.
+
+    Args:
+        func: calls ``init()`` itself; it, its arguments and its results are pickled by cloudpickle.
+        hosts: ``"host:slots,..."``; this machine when neither this nor ``hostfile`` is given.
+        timeout_s: the job is ended after so long.
+        options: more words for ``horo-lite run``.
+
+    Raises:
+        HorovodInternalError: the job ended with an error; its output says why.
+    """
+    words = ["-np", str(np), *(["--verbose"] if verbose else [])]
+    given = {"--hosts": hosts, "--hostfile": hostfile, "--timeout": timeout_s}
+    words += [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    with tempfile.TemporaryDirectory(prefix="horo-lite-") as folder:  # mode 0700, as mkdtemp makes it
+        call = Path(folder, _CALL)
+        call.touch(mode=0o600)
+        call.write_bytes(cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))))
+        command = [sys.executable, "-m", "horo_lite.cli", "run", *words, *options]
+        command += [sys.executable, "-m", __name__, folder]
+        status = subprocess.run(command, check=False).returncode
+        if status != 0:
+            raise HorovodInternalError(f"run({func!r}, np={np}): the job ended with status {status}")
+        results: list[Any] = cloudpickle.loads(Path(folder, _RESULTS).read_bytes())
+        return results
+
+
+def _rank(folder: Path) -> None:
+    """One rank: other hosts do not see the folder, so rank 0 reads and writes for all."""
+    import horo_lite as hvd  # the caller of ``run`` need not load MPI
+
+    hvd.init()
+    call = hvd.broadcast_object((folder / _CALL).read_bytes() if hvd.rank() == 0 else None, name="horo_lite.run.call")
+    hvd.shutdown()
+    func, args, kwargs = cloudpickle.loads(call)
+    result = func(*args, **kwargs)
+    hvd.init()
+    results = hvd.allgather_object(result, name="horo_lite.run.results")
+    if hvd.rank() == 0:
+        (folder / _RESULTS).write_bytes(cloudpickle.dumps(results))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    _rank(Path(sys.argv[1]))
