@@ -123,7 +123,7 @@ class Context:
         self.rank = self.world.rank
         self.size = self.world.size
         log.set_up(config.log_level, self.rank, self.size)
-        launch_check.check_world(launch, config, self.size, self.world.library_version)
+        launch_check.check_world(launch, config, self.world.started, self.world.library_version)
         job_end = ending.install(self.world, self.rank) if self.size > 1 else None
         launch_check.check_ranks(launch, config, self.topology, self.world.allgather)
         self.instruments = Instruments(library=self.world.library_version)
@@ -153,12 +153,24 @@ class Context:
         Ranks may pass different communicators (the parts of one split): each part becomes a process set.
 
         Raises:
-            DisagreementError: ranks passed different lists.
+            DisagreementError: ranks passed different lists, or one of them can't take part.
             ArgumentError: not ranks of this world, or registered already.
         """
-        own = self._ranks_of(process_set)
-        offers = self.world.allgather(own)
-        if process_set.mpi_comm is None and len(set(offers)) > 1:
+        own: tuple[int, ...] = ()
+        fault: Exception | None = None
+        try:
+            own = self._ranks_of(process_set)
+        except (ValueError, TypeError) as error:
+            fault = error
+        listed = process_set.mpi_comm is None
+        answers = self.world.allgather((own, listed, fault and str(fault)))
+        if fault is not None:
+            raise fault
+        for rank, (_, _, text) in enumerate(answers):
+            if text is not None:
+                raise DisagreementError(f"rank {rank} could not register a process set: {text}")
+        offers = [answer[0] for answer in answers]
+        if any(answer[1] for answer in answers) and len(set(offers)) > 1:
             shown = "; ".join(f"rank {rank}: {list(offer)}" for rank, offer in enumerate(offers[:8]))
             raise DisagreementError(f"every rank must register the same process set: {shown}")
         groups = sorted({offer for offer in offers if offer})
@@ -254,8 +266,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     context.world.before_finalize(lambda: _leave("finalized MPI"))
     if context.config.timeline.upper() not in ("", "DYNAMIC"):
         start_timeline(context.config.timeline, config.timeline_mark_cycles)
-    for process_set in process_sets or ():
-        context.register(process_set)
+    try:
+        for process_set in process_sets or ():
+            context.register(process_set)
+    except Exception:
+        shutdown()
+        raise
 
 
 def shutdown() -> None:

@@ -192,6 +192,9 @@ class MPIWorld:
 
     Args:
         comm: None for all; a list of ranks of the world; or an mpi4py communicator, which is duplicated.
+
+    Attributes:
+        started: how many processes MPI knows of, whatever ``comm`` leaves out.
     """
 
     def __init__(self, config: Config, comm: Any = None) -> None:
@@ -209,6 +212,7 @@ class MPIWorld:
         self._config = config
         self._sent = itertools.count()
         self._cuda_aware = cuda.is_aware(config.cuda_aware)
+        self.started: int = base.Get_size()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self.topology = self._find_topology()
