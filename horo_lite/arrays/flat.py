@@ -92,6 +92,12 @@ def _flat_numpy(array: Any, name: str) -> tuple[Any, Array, bool]:
 
 
 def _flat_tensor(tensor: Any) -> tuple[Any, Array, bool]:
+    try:
+        plain = tensor.numpy()  # the usual case by one call: whatever is not usual raises
+        if plain.flags.c_contiguous:
+            return tensor, plain.reshape(-1), True
+    except (RuntimeError, TypeError):
+        pass
     torch: Any = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise ArgumentTypeError(
