@@ -1,0 +1,98 @@
+"""What an operation is: asked for by a signature, done by a schedule, ending in a result."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from horo_lite.arrays import is_torch
+from horo_lite.engine.agreement import Shape, Signature
+from horo_lite.engine.coordinator import JOIN, Key
+from horo_lite.engine.fabric import Fabric
+from horo_lite.engine.handles import Handle
+from horo_lite.interfaces import Schedule
+
+Signatures = dict[int, Signature]
+"""What each member asked for; members that have joined are missing."""
+
+
+def new_tensor(shape: Shape, like: Any) -> Any:
+    """An uninitialised tensor of the framework, type and device of ``like``."""
+    if is_torch(like):
+        return like.new_empty(shape, requires_grad=False)
+    return np.empty(shape, like.dtype)
+
+
+class Operation:
+    """One operation on this rank, from submission to result.
+
+    Args:
+        name: what it is matched by; "" for an unnamed one, which is numbered by its lane.
+        signature: what the ranks compare.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, name: str, signature: Signature) -> None:
+        self.key = Key(name)
+        self.signature = signature
+        self.handle = Handle(name)
+
+    def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
+        """What this rank does, and whether it needs the fabric's staging memory to itself."""
+        raise NotImplementedError
+
+    def payload(self, fabric: Fabric) -> bytes | None:
+        """This rank's values, where they are few enough to travel with the request; the same length on all ranks."""
+        return None
+
+    def combine(self, payloads: Sequence[bytes], fabric: Fabric) -> bytes:
+        """On the coordinator: the result of all members' payloads, in order."""
+        raise NotImplementedError
+
+    def absorb(self, result: bytes, fabric: Fabric) -> None:
+        """The result that came with the answer, in place of a schedule."""
+        raise NotImplementedError
+
+    def result(self) -> Any:
+        """Called once the schedule has ended."""
+        return None
+
+
+class Barrier(Operation):
+    """Go on when every rank has arrived."""
+
+    kind = "barrier"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, Signature(self.kind))
+
+    def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
+        return _nothing(), False  # the agreement was the barrier
+
+
+def _nothing() -> Generator[Any, Any, None]:
+    return
+    yield
+
+
+class Join(Operation):
+    """This rank is out of data and takes part in everything until all ranks have joined. Result: the last to join.
+
+    Args:
+        planned: the operations of the planned lane before it, since their messages can overtake this one.
+    """
+
+    kind = "join"
+
+    def __init__(self, planned: int = 0) -> None:
+        super().__init__(JOIN.name, Signature(self.kind, root=planned))
+
+
+class Refusal(Operation):
+    """Tells the other ranks why this one cannot take part, so that they raise instead of waiting."""
+
+    def __init__(self, kind: str, name: str, fault: str) -> None:
+        super().__init__(name, Signature(kind, fault=fault))
