@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from support.competitors import LIBRARY, OURS, RESIDENT
-from support.netns import TCP_SHARE, Cluster, ClusterError, why_unavailable
+from support.netns import TCP_SHARE, Cluster, ClusterError, find_hydra, why_unavailable
 from support.options import sizes
 from support.report import RESULTS, Report, bytes_text, seconds_text
 from support.timing import in_turn, medians
@@ -227,11 +226,6 @@ def parse() -> argparse.Namespace:
     if unknown:
         parser.error(f"--rates {','.join(sorted(unknown))}: expected some of {','.join(RATES)}")
     return options
-
-
-def find_hydra() -> str | None:
-    """MPICH's launcher: beside this Python, else on PATH."""
-    return shutil.which("mpiexec.hydra", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec.hydra")
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,11 @@ def why_unavailable() -> str:
             return ""
     except ClusterError as error:
         return str(error)
+
+
+def find_hydra() -> str | None:
+    """MPICH's launcher: beside this Python, else on PATH."""
+    return shutil.which("mpiexec.hydra", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec.hydra")
 
 
 class ClusterError(RuntimeError):

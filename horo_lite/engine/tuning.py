@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("horo_lite")
 _EMPTY_ROUNDS = 8
-_BUDGET_S = 0.1  # for one direction of the bandwidth measurement
+_ENOUGH_S = 0.04  # a message that takes this long settles the bandwidth; all together take four times that at most
 _FIRST_BYTES = 4 << 10
 _LARGEST_BYTES = 4 << 20
 
@@ -81,27 +81,30 @@ def _measure(fabric: Fabric) -> Generator[Any, Any, Machine]:
     peer = partner if own == 0 else 0
     rounds = []
     for _ in range(_EMPTY_ROUNDS):
-        rounds.append((yield from _round_trip(own, peer, 0)))
+        rounds.append((yield from _round_trip(own, peer, 0, 0)))
     latency_s = sorted(rounds)[len(rounds) // 2] / 2
-    nbytes, took_s = _FIRST_BYTES, 0.0
-    while nbytes <= _LARGEST_BYTES and took_s < _BUDGET_S / 4:
-        took_s = yield from _round_trip(own, peer, nbytes)
+    nbytes, took_s = _FIRST_BYTES // 2, 0.0
+    while nbytes < _LARGEST_BYTES and took_s < _ENOUGH_S:
+        nbytes *= 2
+        # Only in one direction: a shaper lets a burst of 100 KiB and more through at once, and fills up again while the
+        # link is idle. The messages before have used up what a message of twice their length would find.
+        took_s = yield from _round_trip(own, peer, nbytes, back=0)
         # Both must stop at the same size: the partner goes by member 0's clock.
         took_s = yield from _told(own, peer, took_s)
-        nbytes *= 4
-    bandwidth = (nbytes // 4) / max(took_s / 2 - latency_s, 1e-7)
+    bandwidth = nbytes / max(took_s - 2 * latency_s, 1e-7)
     return dataclasses.replace(Machine(), latency_s=max(latency_s, 1e-7), bandwidth=bandwidth)
 
 
-def _round_trip(own: int, peer: int, nbytes: int) -> Generator[Any, Any, float]:
-    buffer = np.zeros(nbytes, np.uint8)
+def _round_trip(own: int, peer: int, there: int, back: int) -> Generator[Any, Any, float]:
+    """Schedule: so many bytes from member 0 to its partner, and back."""
+    outgoing, incoming = np.zeros(there, np.uint8), np.zeros(back, np.uint8)
     started = time.perf_counter()
     if own == 0:
-        yield Wait([(yield Send(buffer, peer))])
-        yield Wait([(yield Recv(buffer, peer))])
+        yield Wait([(yield Send(outgoing, peer))])
+        yield Wait([(yield Recv(incoming, peer))])
     else:
-        yield Wait([(yield Recv(buffer, peer))])
-        yield Wait([(yield Send(buffer, peer))])
+        yield Wait([(yield Recv(outgoing, peer))])
+        yield Wait([(yield Send(incoming, peer))])
     return time.perf_counter() - started
 
 
