@@ -36,14 +36,30 @@ from horo_lite import (
     join,
     local_rank,
     local_size,
+    long_work,
     mpi_threads_supported,
     rank,
+    rank0_first,
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
+    wire_stats,
+)
+from horo_lite.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    nccl_built,
+    rocm_built,
 )
 from horo_lite.compression import Compression
-from horo_lite.keras import callbacks
+from horo_lite.keras import callbacks, data
 from horo_lite.keras.broadcasting import broadcast_variables
 from horo_lite.keras.callbacks.agreement import check_consistency
 from horo_lite.keras.eager import (

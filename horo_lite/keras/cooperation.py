@@ -17,12 +17,19 @@ from typing import Any
 import keras
 from keras.src.trainers import trainer
 
+from horo_lite.context import is_initialized, rank
 from horo_lite.keras.backend import bridge
 
 
 @functools.cache
 def teach_keras() -> None:
-    """Replace the two functions, once."""
+    """Replace the two functions, and leave progress bars to rank 0; once.
+
+    Keras hands what it prints to absl's log where interactive logging is off, and that shows warnings only.
+    ``keras.config.enable_interactive_logging()`` brings the bars back.
+    """
+    if is_initialized() and rank() != 0:
+        keras.config.disable_interactive_logging()
     if keras.backend.backend() == "tensorflow":
         trainer.model_supports_jit = _aware_of_exchange(trainer.model_supports_jit)
     scaled = keras.optimizers.LossScaleOptimizer

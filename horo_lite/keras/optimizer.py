@@ -8,6 +8,7 @@ accumulation act on what all ranks agree on.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -265,6 +266,15 @@ def _distributed(
         raise ArgumentError(f"op={op!r}: a Keras optimizer takes Average or Sum")
     if passes < 1:
         raise ArgumentError(f"backward_passes_per_step={passes}: expected 1 or more")
+    if _is_legacy(optimizer) and not local_layers:
+        from horo_lite.tensorflow import optimizer as tensorflow_optimizer
+
+        return tensorflow_optimizer.DistributedOptimizer(
+            optimizer, name, compression=compression, sparse_as_dense=sparse_as_dense,
+            backward_passes_per_step=passes, op=op, gradient_predivide_factor=gradient_predivide_factor,
+            average_aggregated_gradients=average_passes, num_groups=num_groups, groups=groups,
+            process_set=process_set, scale_local_gradients=scale_local_gradients,
+        )
     options = ExchangeOptions(
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
@@ -279,3 +289,12 @@ def _distributed(
     if name is not None:
         wrapped.name = name
     return wrapped
+
+
+def _is_legacy(optimizer: Any) -> bool:
+    """An optimizer of ``tf_keras``: whoever has one has imported that."""
+    if "tf_keras" not in sys.modules:
+        return False
+    from horo_lite.tensorflow import legacy
+
+    return legacy.is_legacy(optimizer)

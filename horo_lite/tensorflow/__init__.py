@@ -6,6 +6,9 @@ and back; Keras models are better served by ``horo_lite.keras``, which this modu
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from horo_lite import (
     Adasum,
     Average,
@@ -35,11 +38,27 @@ from horo_lite import (
     join,
     local_rank,
     local_size,
+    long_work,
     mpi_threads_supported,
     rank,
+    rank0_first,
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
+    wire_stats,
+)
+from horo_lite.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    nccl_built,
+    rocm_built,
 )
 from horo_lite.tensorflow.collectives import (
     allgather,
@@ -52,6 +71,7 @@ from horo_lite.tensorflow.collectives import (
     reducescatter,
 )
 from horo_lite.tensorflow.compression import Compression
+from horo_lite.tensorflow.optimizer import DistributedOptimizer
 from horo_lite.tensorflow.process import (
     local_rank_op,
     local_size_op,
@@ -69,3 +89,13 @@ from horo_lite.tensorflow.variables import (
     broadcast_object_fn,
     broadcast_variables,
 )
+
+# Imported when asked for: the first needs Keras, the others are rarely used.
+_LATE = {"SyncBatchNormalization": "sync_batch_norm", "elastic": "elastic", "keras": "keras"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_LATE[name]}")
+    return getattr(module, name, module)
