@@ -5,6 +5,9 @@ Works on Keras' TensorFlow and torch backends; only the active one is imported.
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from horo_lite import (
     Adasum,
     Average,
@@ -71,3 +74,9 @@ from horo_lite.keras.eager import (
 )
 from horo_lite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horo_lite.keras.saving import load_model
+
+
+def __getattr__(name: str) -> Any:
+    if name != "elastic":  # imported when asked for: few scripts do
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.elastic")

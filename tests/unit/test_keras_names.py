@@ -8,24 +8,29 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-COMMON = """
+
+def words(text):
+    return text.split()
+
+
+COMMON = words("""
 init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
 is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
 cuda_built rocm_built ProcessSet global_process_set add_process_set remove_process_set Average Sum Adasum Min Max
 Product Compression allreduce allgather broadcast reducescatter DistributedOptimizer broadcast_global_variables
 HorovodInternalError join barrier broadcast_object allgather_object elastic
-""".split()
-TENSORFLOW = """
+""")
+TENSORFLOW = words("""
 grouped_allreduce grouped_allgather grouped_reducescatter alltoall broadcast_ broadcast_variables broadcast_object_fn
 size_op rank_op local_rank_op local_size_op process_set_included_op BroadcastGlobalVariablesHook
 DistributedGradientTape PartialDistributedGradientTape SyncBatchNormalization
-""".split()
-KERAS = "callbacks load_model PartialDistributedOptimizer broadcast_variables check_consistency data".split()
-CALLBACKS = """
+""")
+KERAS = words("callbacks load_model PartialDistributedOptimizer broadcast_variables check_consistency data")
+CALLBACKS = words("""
 BroadcastGlobalVariablesCallback MetricAverageCallback LearningRateScheduleCallback LearningRateWarmupCallback
 BestModelCheckpoint EarlyStoppingAgreementCallback ConsistencyCallback
-""".split()
-ELASTIC = "run CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback KerasState".split()
+""")
+ELASTIC = words("run CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback KerasState")
 
 
 def arguments(function):
