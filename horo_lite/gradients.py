@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from horo_lite.buckets import Bucket, GradientSpec, plan
+from horo_lite.buckets import Bucket, BucketPlan, GradientSpec, plan
 from horo_lite.compression import Frozen, resolve
 from horo_lite.context import ProcessSet, current, global_process_set
-from horo_lite.engine.agree import agree_on_plan, gather_bytes
+from horo_lite.engine.agree import agree_on_plan, gather_bytes, refuse_plan
 from horo_lite.engine.compressed import compressed
 from horo_lite.engine.memory import BucketMemory, private_memory, shared_memory
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
@@ -67,23 +67,22 @@ class GradientBuckets:
         member = process_set.member()
         if member.planned is None:
             raise ArgumentError(f"rank {context.rank} is not in {process_set}")
-        specs = [GradientSpec(name, tuple(shape), kind) for name, shape, kind in parameters]
-        units: int | list[list[str]] | None
-        if groups is None or isinstance(groups, int):
-            units = groups
-        else:
-            units = [[specs[index].name for index in group] for group in groups]
-        size = context.config.bucket_bytes if bucket_bytes is None else bucket_bytes
         self.label = label
         self._engine = context.engine
         self._lane = member.planned
         self._fabric = self._lane.fabric
-        self._plan = plan(specs, size, units)
-        self._op = Reduction(op)
-        self._scales = float(prescale_factor), float(postscale_factor)
+        try:
+            size = context.config.bucket_bytes if bucket_bytes is None else bucket_bytes
+            self._plan = _planned(parameters, size, groups)
+            self._op = Reduction(op)
+            self._scales = float(prescale_factor), float(postscale_factor)
+            self._compressors = self._bind(compression)
+        except (ValueError, TypeError) as error:
+            self._refuse(str(error))
+            raise
+        specs = self._plan.specs
         self._device = device
         self._states = states if states is not None else [{} for _ in specs]
-        self._compressors = self._bind(compression)
         self._step = 0
         self._overlap = OverlapChoice(
             context.config.overlap if overlap == "auto" else ("on" if overlap else "off"),
@@ -104,6 +103,15 @@ class GradientBuckets:
         self._reducers = [self._reducer(bucket) for bucket in self._plan.buckets]
         self._used_anywhere = [False] * len(specs)
         self._reset()
+
+    def _refuse(self, fault: str) -> None:
+        """Let the others, which wait to agree on the plan, know that this rank has none."""
+        operation = PlannedOperation(
+            f"{self.label}: agreement on the plan", Place(0, self._lane.enter(self), 0),
+            lambda: refuse_plan(fault, self._fabric),
+        )
+        self._lane.submit(operation)
+        self._engine.wake()
 
     def _bind(self, compression: Any) -> list[Compressor] | None:
         compressor = None if compression is None else resolve(compression)
@@ -299,3 +307,14 @@ class GradientBuckets:
         )
         self._lane.submit(operation)
         return operation
+
+
+def _planned(
+    parameters: Sequence[tuple[str, Sequence[int], str]],
+    bucket_bytes: int,
+    groups: int | Sequence[Sequence[int]] | None,
+) -> BucketPlan:
+    specs = [GradientSpec(name, tuple(shape), kind) for name, shape, kind in parameters]
+    if groups is None or isinstance(groups, int):
+        return plan(specs, bucket_bytes, groups)
+    return plan(specs, bucket_bytes, [[specs[index].name for index in group] for group in groups])

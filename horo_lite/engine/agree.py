@@ -11,6 +11,13 @@ from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.sharing import gather_bytes
 from horo_lite.errors import DisagreementError
 
+_REFUSAL = b"this rank has no plan: "
+
+
+def refuse_plan(fault: str, fabric: Fabric) -> Generator[Any, Any, None]:
+    """Schedule of a rank whose arguments make no plan: tell the others, which are in ``agree_on_plan``."""
+    yield from gather_bytes(_REFUSAL + fault.encode(), fabric)
+
 
 def agree_on_plan(
     plan: BucketPlan, settings: dict[str, str], label: str, fabric: Fabric
@@ -27,6 +34,10 @@ def agree_on_plan(
     digests = yield from gather_bytes(own, fabric)
     if all(digest == digests[0] for digest in digests):
         return
+    for rank, digest in zip(fabric.ranks, digests, strict=True):
+        if digest.startswith(_REFUSAL):
+            fault = digest.removeprefix(_REFUSAL).decode()
+            raise DisagreementError(f"{label}: rank {rank} could not take part: {fault}")
     packed = yield from gather_bytes(pickle.dumps((plan, settings)), fabric)
     offers: list[tuple[BucketPlan, dict[str, str]]] = [pickle.loads(content) for content in packed]
     raise DisagreementError(f"{label}: ranks differ in what they reduce: {_difference(offers, fabric)}")
