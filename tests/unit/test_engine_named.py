@@ -1,0 +1,159 @@
+"""The named lane on several ranks in one thread: any order, delayed messages, joins, faults, what is remembered."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from horo_lite.engine import named
+from horo_lite.engine.operations import AllGather, AllReduce, Broadcast, Join, Refusal
+from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
+from horo_lite.interfaces import Reduction
+from tests.unit.worlds import Lanes
+
+
+def reduce(value: float, name: str = "x", elements: int = 3) -> AllReduce:
+    return AllReduce([np.full(elements, float(value))], name, Reduction.SUM)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_any_order_with_messages_delayed_at_random(size, seed):
+    lanes = Lanes(size, seed=seed)
+    order = random.Random(seed)
+    for _ in range(3):
+        handles = {}
+        for rank in range(size):
+            names = [f"op.{k}" for k in range(8)]
+            order.shuffle(names)
+            for name in names:
+                handles[rank, name] = lanes.ask(lambda r, name=name: reduce(r + 1, name), [rank])[0]
+            lanes.poll(order.randrange(3))
+        for result in lanes.finish(*handles.values()):
+            assert result.tolist() == [size * (size + 1) / 2] * 3
+    assert all(lane.idle for lane in lanes.named)
+
+
+@pytest.mark.parametrize("polls", [0, 1, 3, 50])
+def test_the_short_way_of_a_synchronous_call_and_the_ordinary_one_mix(polls):
+    """Each rank goes the short way as far as ``polls`` polls bring it, while the others have not asked yet."""
+    lanes = Lanes(3)
+    lanes.finish(*lanes.ask(lambda rank: reduce(rank)))
+    for step in range(6):
+        operations = [reduce(rank + step) for rank in range(3)]
+        for rank in random.Random(step).sample(range(3), 3):
+            if not lanes.named[rank].call(operations[rank], polls):
+                lanes.named[rank].submit(operations[rank])
+        results = lanes.finish(*[operation.handle for operation in operations])
+        assert [result.tolist() for result in results] == [[3.0 + 3 * step] * 3] * 3
+
+
+def test_a_disagreement_on_the_short_way(seed=3):
+    lanes = Lanes(2)
+    lanes.finish(*lanes.ask(lambda rank: reduce(rank)))
+    for odd in (0, 1):
+        operations = [reduce(rank, elements=5 if rank == odd else 3) for rank in range(2)]
+        for rank in (1, 0):
+            if not lanes.named[rank].call(operations[rank], 4):
+                lanes.named[rank].submit(operations[rank])
+        for error in lanes.finish(*[operation.handle for operation in operations]):
+            assert isinstance(error, DisagreementError)
+            assert "(5,)" in str(error)
+    assert [r.tolist() for r in lanes.finish(*lanes.ask(lambda rank: reduce(1)))] == [[2.0] * 3] * 2
+
+
+def test_messages_name_global_ranks():
+    lanes = Lanes(2, ranks=(4, 9))
+    errors = lanes.finish(*lanes.ask(lambda rank: reduce(1, elements=1 + rank)))
+    assert all("rank 4: (1,); rank 9: (2,)" in str(error) for error in errors)
+    (got, _) = lanes.finish(*lanes.ask(lambda rank: Broadcast(np.array([rank]), "b", 9)))
+    assert got.tolist() == [1]
+
+
+def test_what_is_remembered_is_forgotten_alike(monkeypatch):
+    """Rank 1's own request never changes, while rank 0's does; the coordinator has long forgotten the first."""
+    monkeypatch.setattr(named, "_CACHE_CAPACITY", 4)
+    monkeypatch.setattr(named, "_AGREEMENTS_KEPT", 12)
+    lanes = Lanes(2, seed=4)
+    lanes.finish(*lanes.ask(lambda rank: reduce(1, "first")))
+    for rows in range(30):
+        handles = lanes.ask(lambda rank, rows=rows: AllGather([np.zeros(1 if rank else rows)], "rows"))
+        assert [len(result) for result in lanes.finish(*handles)] == [rows + 1] * 2
+    handles = [h for k in range(40) for h in lanes.ask(lambda rank, k=k: reduce(1, f"new.{k}"))]
+    handles += lanes.ask(lambda rank: reduce(1, "first"))
+    assert all(result.tolist() == [2.0] * 3 for result in lanes.finish(*handles))
+    for lane in lanes.named:
+        assert len(lane._agreed) <= 12
+        assert len(lane._known) <= 4
+
+
+def test_a_name_under_way_is_refused_and_free_again_afterwards():
+    lanes = Lanes(2)
+    (first,) = lanes.ask(lambda rank: reduce(1), [0])
+    with pytest.raises(ValueError, match="'x' is already under way on this rank"):
+        lanes.ask(lambda rank: reduce(2), [0])
+    (second,) = lanes.ask(lambda rank: reduce(5), [1])
+    assert [r.tolist() for r in lanes.finish(first, second)] == [[6.0] * 3] * 2
+    assert [r.tolist() for r in lanes.finish(*lanes.ask(lambda rank: reduce(1)))] == [[2.0] * 3] * 2
+
+
+def test_after_a_refusal_the_name_may_be_used_before_the_others_have_heard_of_it():
+    lanes = Lanes(2, seed=6)
+    lanes.named[1].submit(Refusal("allreduce", "x", "a list in place"))
+    later = lanes.ask(lambda rank: reduce(1), [1])
+    lanes.poll(5)
+    (refused,) = lanes.ask(lambda rank: reduce(1), [0])
+    (error,) = lanes.finish(refused)
+    assert "rank 1 could not take part: a list in place" in str(error)
+    later += lanes.ask(lambda rank: reduce(1), [0])
+    assert [r.tolist() for r in lanes.finish(*later)] == [[2.0] * 3] * 2
+
+
+@pytest.mark.parametrize("joiner", [0, 1, 2])
+def test_a_joined_rank_takes_part_and_unnamed_operations_are_numbered_alike_afterwards(joiner):
+    lanes = Lanes(3, seed=joiner)
+    others = [rank for rank in range(3) if rank != joiner]
+    joins = lanes.ask(lambda rank: Join(), [joiner])
+    for _ in range(3):
+        handles = lanes.ask(lambda rank: reduce(rank + 1, ""), others)
+        expected = sum(rank + 1 for rank in others)
+        assert [r.tolist() for r in lanes.finish(*handles)] == [[expected] * 3] * 2
+    joins += lanes.ask(lambda rank: Join(), others)
+    assert len(set(lanes.finish(*joins))) == 1
+    assert [r.tolist() for r in lanes.finish(*lanes.ask(lambda rank: reduce(1, "")))] == [[3.0] * 3] * 3
+
+
+def test_a_fault_inside_one_operation_fails_it_alone(monkeypatch):
+    lanes = Lanes(1)
+    bad, good = reduce(1, "bad"), reduce(2, "good")
+    monkeypatch.setattr(bad, "result", lambda: 1 / 0)
+    for operation in (bad, good):
+        lanes.named[0].submit(operation)
+    error, result = lanes.finish(bad.handle, good.handle)
+    assert isinstance(error, HorovodInternalError)
+    assert "'bad' failed on this rank: ZeroDivisionError" in str(error)
+    assert result.tolist() == [2.0] * 3
+
+
+def test_shutdown_fails_what_waits_and_says_so():
+    lanes = Lanes(2)
+    handles = lanes.ask(lambda rank: reduce(1, "never"), [0]) + lanes.ask(lambda rank: reduce(1, "queued"), [0])
+    lanes.named[0].progress()
+    lanes.named[0].abandon()
+    for handle in handles:
+        with pytest.raises(ShutDownError, match="synchronize every handle before shutdown"):
+            handle.result()
+    assert lanes.named[0].idle
+
+
+def test_a_lost_peer_is_told_to_the_engine():
+    lanes = Lanes(2, config=None)
+    large = 4000  # beyond what is sent before it is received
+    lanes.ask(lambda rank: reduce(1, elements=large))
+    lanes.network.kill(1)
+    with pytest.raises(PeerLostError):
+        for _ in range(10):
+            lanes.named[0].progress()
+            lanes.named[1].progress()
