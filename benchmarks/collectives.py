@@ -12,7 +12,6 @@ memory must move, at the rate at which all ranks together add or copy.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from support.competitors import (
     Competitors,
     Schedules,
 )
-from support.launch import on_ranks
+from support.launch import leave, on_ranks
 from support.options import sizes
 from support.report import RESULTS, Report, bytes_text, seconds_text
 from support.timing import Times, calls_for, in_turn, medians, ratio
@@ -249,9 +248,10 @@ def main() -> None:
     report.csv(records)
     if not options.no_algorithms:
         compare_algorithms(options, comm, report)
+    competitors.finish()
     status = report.finish()
     hvd.shutdown()
-    sys.exit(status)
+    leave(status)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from support.competitors import GLOO, LIBRARY, OURS, Competitors
-from support.launch import on_ranks
+from support.launch import leave, on_ranks
 from support.report import RESULTS, Report, seconds_text
 from support.timing import in_turn, medians, ratio
 
@@ -79,6 +79,7 @@ def report_call(report: Report, comm: Any, hvd: Any, rounds: int) -> None:
     calls = competitors.calls(CALL_BYTES // 4, "float32")
     times = in_turn({name: calls[name] for name in (OURS, LIBRARY, GLOO) if name in calls}, comm, rounds, calls=100)
     competitors.close()
+    competitors.finish()
     found = medians(times)
     report.table(
         f"Synchronous all-reduce of 1 KiB, {comm.Get_size()} ranks",
@@ -203,7 +204,7 @@ def main() -> None:
     report_memory(report, comm, hvd, steps, gradient_bytes)
     status = report.finish()
     hvd.shutdown()
-    sys.exit(status)
+    leave(status)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,15 @@ class Competitors:
             buckets.close()
         self._buckets.clear()
 
+    def finish(self) -> None:
+        """End Gloo's connections, and remove what its start needed."""
+        if GLOO in self.makers:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            self._comm.Barrier()
+            self._gloo_folder.cleanup()
+
     def _is_right(self, tensor: Any, call: Call) -> bool:
         size = self._comm.Get_size()
         tensor.fill_(self._comm.Get_rank() + 1)

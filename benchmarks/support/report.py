@@ -7,7 +7,7 @@
     report.csv(records)
     report.plot("All-reduce", "bytes", "GB/s", {"ours": points})
     report.target("64 MiB against Gloo", measured, at_least=2.5, unit="x")
-    sys.exit(report.finish())
+    leave(report.finish())
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ class Report:
         self._name = name
         self._folder = folder
         self._writes = writes
-        # A launcher hands a rank no terminal, and rich would then wrap at 80 columns.
-        console = Console()
-        self._console = Console(width=None if console.is_terminal else 140, quiet=not writes)
+        # Launchers give a rank no terminal, or one of 80 columns that nobody sees.
+        self._console = Console(width=max(Console().width, 150), quiet=not writes)
         self._targets: list[Target] = []
 
     def note(self, text: str) -> None:
