@@ -14,19 +14,21 @@ nothing leaves the machine. Ranks are started by MPICH's Hydra, or Intel MPI's.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
 _NETWORK = "10.77.0"  # inside the namespaces only, so any number of clusters may use it
 _BURST, _QUEUE = "128kb", "50ms"  # a burst of at least one 64 KiB segment that the kernel hands down whole
 _SHARED_MEMORY = "1g"
+_NAME = re.compile(r"hl(\d+)(?:h\d+|sw)\b")  # of a namespace: who made it, which it is
 TCP_SHARE = 1448 / 1514
 """What TCP carries of a link's bits: payload over Ethernet frame, with IP and TCP headers and a timestamp."""
 
@@ -90,6 +92,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix="cluster-"))
+        self._terminated = signal.signal(signal.SIGTERM, _leave)  # else nobody would take the hosts down
+        _remove(namespace for namespace in _namespaces() if not _maker_lives(namespace))
         try:
             self._write_scripts()
             self._make_switch()
@@ -144,7 +148,8 @@ class Cluster:
             try:
                 output, _ = process.communicate(timeout=limit_s)
             except BaseException:
-                self._kill_all()
+                for host in self.hosts:
+                    _kill_all(host)
                 process.kill()
                 raise
         return subprocess.CompletedProcess(words, process.returncode, output)
@@ -175,26 +180,48 @@ class Cluster:
             _do("ip", "-n", namespace, "link", "set", device, "up")
         _do("ip", "-n", switch, "link", "set", port, "master", "bridge")
 
-    def _kill_all(self) -> None:
-        for host in self.hosts:
-            found = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False)
-            for pid in found.stdout.split():
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-
     def _tear_down(self) -> None:
         """Also after a failure half way: what does not exist is not removed."""
-        self._kill_all()
-        for namespace in (*self.hosts, self._switch):
-            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
-            shutil.rmtree(_hosts_file(namespace).parent, ignore_errors=True)
-        try:
-            Path("/etc/netns").rmdir()
-        except OSError:
-            pass  # others use it, or it was never made
+        _remove((*self.hosts, self._switch))
         shutil.rmtree(self._folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, self._terminated)
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _namespaces() -> list[str]:
+    """Those of all clusters on this machine."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
+    return [line.split()[0] for line in listed.stdout.splitlines() if _NAME.match(line)]
+
+
+def _maker_lives(namespace: str) -> bool:
+    """False for what a killed process has left behind."""
+    name = _NAME.match(namespace)
+    return name is None or Path("/proc", name[1]).exists()
+
+
+def _remove(namespaces: Iterable[str]) -> None:
+    """Kill what runs in them, and delete them."""
+    for namespace in namespaces:
+        _kill_all(namespace)
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+        shutil.rmtree(_hosts_file(namespace).parent, ignore_errors=True)
+    try:
+        Path("/etc/netns").rmdir()
+    except OSError:
+        pass  # others use it, or it was never made
+
+
+def _kill_all(namespace: str) -> None:
+    found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    for pid in found.stdout.split():
+        try:
+            os.kill(int(pid), signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 def _hosts_file(host: str) -> Path:
