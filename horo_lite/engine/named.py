@@ -30,7 +30,7 @@ from horo_lite.errors import (
 from horo_lite.interfaces import Schedule, Transport
 from horo_lite.transport.driver import Running
 
-_FIRST_DATA_TAG = 1  # 0 is the control channel's
+_FIRST_DATA_TAG = 1  # 0 is the control channel's; the upper half is for messages between two ranks
 _CACHE_CAPACITY = 1024
 _AGREEMENTS_KEPT = 4 * _CACHE_CAPACITY
 _CACHED = struct.Struct("<cqq")  # b"#", number of the cached agreement, counter
@@ -57,7 +57,7 @@ class NamedLane:
         self._control = ControlChannel(self.transport)
         self._counters: dict[str, itertools.count[int]] = {}
         self._started = itertools.count()
-        self._tags = self.transport.max_tag - _FIRST_DATA_TAG
+        self._tags = self.transport.max_tag // 2 - _FIRST_DATA_TAG
         self._known: dict[tuple[str, Signature], Agreement] = {}
         self._agreed: dict[int, Agreement] = {}
         self._newest = 0

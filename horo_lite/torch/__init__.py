@@ -94,5 +94,6 @@ from horo_lite.torch.mpi_ops import (
 )
 from horo_lite.torch.onebit_adam import OneBitAdam
 from horo_lite.torch.optimizer import DistributedOptimizer
+from horo_lite.torch.point_to_point import recv, send
 from horo_lite.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from horo_lite.version import __version__

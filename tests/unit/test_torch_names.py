@@ -30,7 +30,7 @@ SyncBatchNorm
 
 OURS = names("""
 is_homogeneous get_process_set_ids_and_ranks convert_sync_batchnorm save_checkpoint load_checkpoint check_consistency
-check_shards DistributedSampler rank0_first long_work wire_stats install_as_horovod HoroLiteError
+check_shards DistributedSampler rank0_first long_work wire_stats install_as_horovod send recv HoroLiteError
 DisagreementError HostsUpdatedInterrupt
 """)
 
