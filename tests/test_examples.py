@@ -68,3 +68,12 @@ def test_on_ranks(example, ranks):
     done = run_ranks(EXAMPLES / f"{example}_distributed.py", ranks, limit_s=LIMIT_S)
     assert done.returncode == 0, done.output
     assert numbers(done.output) == pytest.approx(alone(f"{example}.py"), rel=RELATIVE, abs=RELATIVE)
+
+
+def test_a_model_cut_over_ranks():
+    pytest.importorskip("torch")
+    expected = alone("torch_pipeline.py")
+    for ranks in (2, 4):
+        done = run_ranks(EXAMPLES / "torch_pipeline.py", ranks, limit_s=LIMIT_S)
+        assert done.returncode == 0, done.output
+        assert numbers(done.output) == pytest.approx(expected, rel=RELATIVE)

@@ -68,6 +68,7 @@ def stages():
 
 
 @pytest.mark.ranks(4)
+@pytest.mark.limit(90)
 def test_two_stages_in_two_replicas_equal_one_process(hvd, device):
     hvd.shutdown()
     sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 3])]
