@@ -12,6 +12,7 @@ without a gradient counts as zero, and stays None where no rank has one.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ _DENSE_ONLY = tuple(
     )
     if hasattr(torch.optim, name)
 )  # these refuse sparse gradients
+_ordinals = itertools.count(1)  # for messages
 _owners: Any = WeakIdKeyDictionary()  # parameter -> weak reference to the exchange that has hooked it
 
 
@@ -76,6 +78,7 @@ class GradientExchange:
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings) -> None:
         self.window = settings.passes
+        self._ordinal = next(_ordinals)
         self._settings = settings
         self._optimizer = weakref.ref(optimizer)
         self._hooks: list[Any] = []
@@ -108,7 +111,8 @@ class GradientExchange:
         self._rows = [slot for slot in self._slots if slot.name in by_rows]
         self._dense = [slot for slot in self._slots if slot.name not in by_rows]
         self._states = [ParameterState(optimizer, slot.parameter) for slot in self._dense]
-        self._buckets = self._make_buckets(type(optimizer).__name__)
+        first = f": {self._dense[0].name}, ..." if self._dense else ""
+        self._buckets = self._make_buckets(f"optimizer {self._ordinal} ({type(optimizer).__name__}{first})")
         for number, slot in enumerate(self._dense):
             slot.bind(number, self._buckets.views[number])
         self._context = current()
