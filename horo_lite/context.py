@@ -17,7 +17,6 @@ from horo_lite.config import Config, Launch
 from horo_lite.engine import Engine, Fabric, Instruments, NamedLane, PlannedLane, WireStats
 from horo_lite.engine.faults import ending
 from horo_lite.engine.faults.watch import make_watch
-from horo_lite.engine.point_to_point import PointToPointLane
 from horo_lite.engine.timeline import Timeline
 from horo_lite.errors import (
     ArgumentError,
@@ -136,8 +135,6 @@ class Context:
         self._next_id = 1
         self._root_transport = self.world.transport()
         self.members[0] = self._join_set(tuple(range(self.size)), self._root_transport, self.world.transport())
-        self.point_to_point = PointToPointLane(self._root_transport, tuple(range(self.size)))
-        self.engine.add(self.point_to_point)
         global_process_set.ranks = list(range(self.size))
         global_process_set.mpi_comm = self.world.native_comm()
         self.watch = None if job_end is None else make_watch(self.engine, self.world, job_end, config, self.topology)

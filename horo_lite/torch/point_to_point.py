@@ -6,15 +6,19 @@ for the gradient that the receiver's backward sends, and goes on with it into th
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 
 from horo_lite.arrays import Flat, as_bytes, type_name
-from horo_lite.context import current
+from horo_lite.context import Context, current, global_process_set
 from horo_lite.engine import Handle
 from horo_lite.engine.point_to_point import Envelope, PointToPointLane
-from horo_lite.errors import ArgumentError
+from horo_lite.errors import ArgumentError, NotInitializedError
+from horo_lite.interfaces import Transport
+
+_lanes: weakref.WeakKeyDictionary[Context, PointToPointLane] = weakref.WeakKeyDictionary()
 
 
 def send(tensor: torch.Tensor, dst: int, tag: int = 0) -> torch.Tensor:
@@ -104,11 +108,21 @@ def _take(like: torch.Tensor, src: int, tag: int) -> tuple[torch.Tensor, Envelop
 
 def _lane(peer: int, tag: int, argument: str) -> PointToPointLane:
     context = current()
-    lane = context.point_to_point
     if not 0 <= peer < context.size or peer == context.rank:
         raise ArgumentError(
             f"{argument}={peer}: expected another rank than {context.rank}, from 0 to {context.size - 1}"
         )
+    lane = _lanes.get(context)
+    if lane is None:
+        lane = _lanes[context] = PointToPointLane(_transport(), tuple(range(context.size)))
+        context.engine.add(lane)
     if not 0 <= tag < lane.tags:
         raise ArgumentError(f"tag={tag // 2}: expected 0 to {lane.tags // 2 - 1}")
     return lane
+
+
+def _transport() -> Transport:
+    named = global_process_set.member().lane
+    if named is None:
+        raise NotInitializedError
+    return named.transport
