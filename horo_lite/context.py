@@ -20,92 +20,13 @@ from horo_lite.engine.faults.watch import make_watch
 from horo_lite.engine.timeline import Timeline
 from horo_lite.errors import (
     ArgumentError,
-    ArgumentTypeError,
     DisagreementError,
     NotInitializedError,
 )
+from horo_lite.process_sets import Member, ProcessSet, global_process_set
 from horo_lite.transport.mpi import MPIWorld, mpi_is_running
 from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import is_crowded
-
-
-class ProcessSet:
-    """A group of ranks that exchange among themselves.
-
-    Args:
-        ranks_or_comm: global ranks (sorted and made unique), or an mpi4py communicator.
-
-    Make it before ``init()`` and pass it there (``init(process_sets=[...])``), or register it later on all ranks with
-    ``add_process_set`` (``init(process_sets="dynamic")``).
-    """
-
-    def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
-        self.process_set_id: int | None = None
-        self.mpi_comm: Any = None
-        self.ranks: list[int] | None = None
-        if hasattr(ranks_or_comm, "Get_rank"):
-            self.mpi_comm = ranks_or_comm
-            return
-        ranks = list(ranks_or_comm)
-        if not all(isinstance(rank, int) for rank in ranks):
-            raise ArgumentTypeError(f"a process set is made of global ranks (int), got {ranks}")
-        self.ranks = sorted(set(ranks))
-
-    def member(self) -> Member:
-        """What this rank has of the set; for the front ends."""
-        if self.process_set_id is None:
-            raise ArgumentError(
-                f"{self} is not registered: pass it to init(process_sets=[...]) or to add_process_set()"
-            )
-        return current().members[self.process_set_id]
-
-    def included(self) -> bool:
-        """True on the ranks of this set."""
-        return self.rank() >= 0
-
-    def size(self) -> int:
-        """The number of its ranks."""
-        return len(self.member().ranks)
-
-    def rank(self) -> int:
-        """The caller's place in this set, -1 when it is no member."""
-        ranks = self.member().ranks
-        own = current().rank
-        return ranks.index(own) if own in ranks else -1
-
-    def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
-
-
-global_process_set = ProcessSet([])
-global_process_set.process_set_id = 0
-
-
-@dataclasses.dataclass
-class Member:
-    """This rank's part of one registered process set; without a lane when it is no member.
-
-    Attributes:
-        ranks: the global rank of each member.
-    """
-
-    ranks: tuple[int, ...]
-    lane: NamedLane | None = None
-    planned: PlannedLane | None = None
-    states: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def lanes(self) -> list[NamedLane | PlannedLane]:
-        """Its lanes; none when this rank is no member."""
-        return [lane for lane in (self.lane, self.planned) if lane is not None]
-
-    def state_of(self, name: str) -> dict[str, Any]:
-        """What a compressor keeps under this name from one plain call to the next."""
-        return self.states.setdefault(name, {})
 
 
 class Context:
@@ -135,14 +56,14 @@ class Context:
         self._next_id = 1
         self._root_transport = self.world.transport()
         self.members[0] = self._join_set(tuple(range(self.size)), self._root_transport, self.world.transport())
-        global_process_set.ranks = list(range(self.size))
+        global_process_set.register(0, self.members[0])
         global_process_set.mpi_comm = self.world.native_comm()
         self.watch = None if job_end is None else make_watch(self.engine, self.world, job_end, config, self.topology)
 
     def _join_set(self, ranks: tuple[int, ...], named: Any, planned: Any) -> Member:
         topology = self.topology.within(ranks)
         fabric = Fabric(named, ranks, topology, self.config, self.instruments)
-        member = Member(ranks, NamedLane(fabric), PlannedLane(fabric, planned))
+        member = Member(ranks, self.rank, NamedLane(fabric), PlannedLane(fabric, planned))
         for lane in member.lanes:
             self.engine.add(lane)
         return member
@@ -183,8 +104,8 @@ class Context:
 
     def _enter(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> None:
         named, planned = self._root_transport.subgroup(ranks), self._root_transport.subgroup(ranks)
-        member = Member(ranks) if named is None else self._join_set(ranks, named, planned)
-        process_set.process_set_id, process_set.ranks = self._next_id, list(ranks)
+        member = Member(ranks, self.rank) if named is None else self._join_set(ranks, named, planned)
+        process_set.register(self._next_id, member)
         self.members[self._next_id] = member
         self._sets[self._next_id] = process_set
         self._next_id += 1
@@ -199,7 +120,7 @@ class Context:
             self.engine.remove(lane)
             lane.transport.close()
         del self._sets[number]
-        process_set.process_set_id = None
+        process_set.forget()
         return True
 
     def registered(self) -> dict[int, ProcessSet]:
@@ -229,8 +150,8 @@ class Context:
             self.instruments.timeline.close()
         if self.watch is not None:
             self.watch.farewell(ended)
-        for process_set in self._sets.values():
-            process_set.process_set_id = None
+        for process_set in (global_process_set, *self._sets.values()):
+            process_set.forget()
         for member in self.members.values():
             for lane in member.lanes:
                 lane.transport.close()

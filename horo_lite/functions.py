@@ -56,22 +56,17 @@ def start(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> H
 
 def _made(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> tuple[NamedLane, Operation]:
     context = current()
-    number = process_set.process_set_id
-    member = None if number is None else context.members.get(number)
-    if member is None or member.lane is None:
-        raise ArgumentError(_not_in(process_set))
+    member = process_set.member()
+    if member.lane is None:
+        raise ArgumentError(
+            f"rank {context.rank} is not in {process_set}: only its members may call this (check .included())"
+        )
     try:
         return member.lane, make(member)
     except (ValueError, TypeError) as error:
         member.lane.submit(Refusal(kind, name or "", str(error)))
         context.engine.wake()
         raise
-
-
-def _not_in(process_set: ProcessSet) -> str:
-    if process_set.process_set_id is None:
-        return f"{process_set} is not registered: pass it to init(process_sets=[...]) or to add_process_set()"
-    return f"rank {current().rank} is not in {process_set}: only its members may call this (check .included())"
 
 
 def synchronize(handle: Handle) -> Any:
