@@ -18,7 +18,6 @@ from horo_lite.exchange_options import ExchangeOptions
 _MODULES = {
     "tensorflow": "horo_lite.keras.on_tensorflow",
     "torch": "horo_lite.keras.on_torch",
-    "jax": "horo_lite.keras.on_jax",
 }
 
 
@@ -79,7 +78,8 @@ def bridge() -> Bridge:
     name = keras.backend.backend()
     if name not in _MODULES:
         raise ArgumentError(
-            f"Keras runs on its {name!r} backend, which cannot train; set KERAS_BACKEND to one of {', '.join(_MODULES)}"
+            f"Keras runs on its {name!r} backend, for which horo_lite has no bridge; set KERAS_BACKEND to one of "
+            f"{', '.join(_MODULES)} before Keras is imported"
         )
     module: Any = importlib.import_module(_MODULES[name])
     return module
