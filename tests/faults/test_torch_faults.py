@@ -1,0 +1,96 @@
+"""Faults in a training loop with torch: in a hook, in backward, in a DataLoader, in an optimizer step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.jobs import STALL, assert_bad_end, assert_good_end, job, tagged
+
+pytest.importorskip("torch")
+
+PREAMBLE = """
+import os, signal, sys, threading, time
+import torch
+import horo_lite.torch as hvd
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+step()
+"""
+LIMIT_S = 120.0  # importing torch takes long on a busy machine
+
+
+def torch_job(body: str, **options):
+    return job(body, preamble=PREAMBLE, limit_s=LIMIT_S, **options)
+
+
+@pytest.mark.openmpi
+def test_an_exception_in_a_backward_hook():
+    done = torch_job("""
+        def hook(gradient):
+            raise ValueError("in a hook")
+        if rank == 1:
+            model.weight.register_hook(hook)
+        step()
+        time.sleep(60)
+    """)
+    assert_bad_end(done, r"\[rank 1\] ValueError: in a hook")
+    assert tagged(done)[-1].startswith("[rank 1]")
+
+
+def test_an_exception_in_a_training_step():
+    assert_bad_end(torch_job("model(torch.ones(2, 3)) if rank == 1 else step()"), r"\[rank 1\] RuntimeError: mat1")
+
+
+def test_an_exception_in_a_worker_of_a_data_loader():
+    done = torch_job("""
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                if rank == 1:
+                    raise OSError("no such file")
+                return torch.ones(4)
+        for batch in torch.utils.data.DataLoader(Data(), num_workers=1):
+            step()
+    """)
+    assert_bad_end(done, r"\[rank 1\] OSError: Caught OSError in DataLoader worker", "no such file")
+
+
+def test_a_rank_with_fewer_batches():
+    done = torch_job("for _ in range(2 + (rank == 0)): step()", env=STALL)
+    assert_bad_end(done, "has waited .*rank 1 has finished", r"join\(\)")
+
+
+def test_a_rank_that_is_stuck_in_a_step():
+    done = torch_job("time.sleep(60) if rank == 1 else None; step()", env=STALL)
+    assert_bad_end(done, "has waited .*rank 1 has not submitted it")
+
+
+def test_parameters_that_differ():
+    done = torch_job("""
+        other = torch.nn.Linear(3 + rank, 1)
+        hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), other.named_parameters())
+    """)
+    assert_bad_end(done, "DisagreementError", "weight")
+
+
+@pytest.mark.slow
+def test_workers_of_data_loaders_end_with_the_job():
+    done = torch_job("""
+        data = torch.utils.data.TensorDataset(torch.ones(8, 4))
+        for workers in (0, 2):
+            for batch in torch.utils.data.DataLoader(data, num_workers=workers, persistent_workers=workers > 0):
+                step()
+    """)
+    assert_good_end(done)
