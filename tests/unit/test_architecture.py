@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "buckets": BASE | {"arrays"},
     "collectives": BASE,  # reductions are passed in, a transport is seen through interfaces only
     "engine": BASE | STAGES | {"arrays"},
-    "context": BASE | STAGES | {"arrays", "engine", "launch_check", "log"},  # makes the world: needs its transport
+    "context": BASE | STAGES | {"arrays", "engine", "launch_check", "log", "process_sets"},  # makes the world: needs its transport
 }
 ABOVE_ENGINE_MUST_NOT = {"transport", "collectives"}
 UNRELATED = {"torch": {"tensorflow", "keras"}, "tensorflow": {"torch"}}
