@@ -7,8 +7,8 @@ extras=${EXTRAS:-mpi}
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 root=$(mktemp -d)
 cleanup() {
-    for folder in dev/shm dev proc "${borrowed[@]}"; do
-        mountpoint -q "$root/${folder#/}" && umount "$root/${folder#/}"
+    for folder in /dev /proc "${borrowed[@]}"; do
+        if mountpoint -q "$root$folder"; then umount -R "$root$folder"; fi
     done
     rm -rf --one-file-system "$root"
 }

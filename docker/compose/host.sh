@@ -11,7 +11,6 @@ fi
 until [ -e "$keys/id" ]; do sleep 0.2; done
 install -m 600 "$keys/id" "$HOME/.ssh/id_ed25519"
 install -m 600 "$keys/id.pub" "$HOME/.ssh/authorized_keys"
-printf 'Host *\n  Port 2222\n  StrictHostKeyChecking accept-new\n' >"$HOME/.ssh/config"
 
 if [ $# -gt 0 ]; then
     for host in $HOSTS; do
@@ -20,5 +19,4 @@ if [ $# -gt 0 ]; then
     exec "$@"
 fi
 ssh-keygen -q -t ed25519 -N '' -f "$HOME/.ssh/host_key"
-exec /usr/sbin/sshd -D -e -p 2222 -o "HostKey=$HOME/.ssh/host_key" -o PidFile=none -o UsePAM=no \
-    -o "SetEnv=PATH=$PATH"
+exec /usr/sbin/sshd -D -e -p 2222 -o "HostKey=$HOME/.ssh/host_key" -o PidFile=none -o UsePAM=no
