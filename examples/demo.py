@@ -59,7 +59,7 @@ def images_per_second_alone(images: torch.Tensor, labels: torch.Tensor) -> float
     threads = torch.get_num_threads()
     torch.set_num_threads(usable_cores())
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     seconds = [train_epoch(model, optimizer, images, labels)[1] for _ in range(ALONE_EPOCHS)]
     torch.set_num_threads(threads)
     return len(images) // BATCH * BATCH / min(seconds)
@@ -84,7 +84,7 @@ def main() -> int:
     hvd.barrier()
 
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 

@@ -8,6 +8,7 @@ when its parent has gone.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import os
@@ -28,8 +29,15 @@ SCALE = float(os.environ.get("HORO_LITE_TEST_TIMEOUT_SCALE", "1"))
 
 _SITE = Path(__file__).parent / "site"
 _JOB_VARIABLE = "HORO_LITE_TEST_JOB"
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TERM_GRACE_S = 5.0
 _POLL_S = 0.01
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to end mpirun when the pytest that started it is killed, which can't clean up itself."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def child_environment() -> dict[str, str]:
@@ -61,7 +69,7 @@ class MpiJob:
                 environment[name] = value
         self.process = subprocess.Popen(
             launcher().command(job), env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=self._file,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
         )
 
     def poll(self) -> int | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +87,39 @@ def test_a_job_that_ends_badly_fails_its_last_test():
     output = run_pytest("sample_numpy_end.py")
     assert outcomes(output) == {"test_leaves_something_behind[np2]": "FAILED"}
     assert "all tests passed, but the job ended with status 3" in output
+
+
+def ranks_of(mark: str) -> list[str]:
+    """Processes of ranks that carry a variable of this value."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environ = (entry / "environ").read_bytes()
+            ours = f"HORO_LITE_TEST_MARK={mark}".encode() in environ and b"HORO_LITE_TEST_FOLDER=" in environ
+            if ours and (entry / "comm").read_text().startswith("python"):
+                found.append(entry.name)
+    return found
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Whether a condition came true in time."""
+    until = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_a_job_ends_with_the_pytest_that_started_it(tmp_path):
+    samples = str(SAMPLES / "sample_numpy_faults.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "hangs", samples]
+    mark = f"runner-{tmp_path.name}-{os.getpid()}"
+    env = {**os.environ, "HORO_LITE_TEST_MARK": mark}
+    outer = subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        assert wait_for(lambda: len(ranks_of(mark)) == 2, 60 * SCALE)
+    finally:
+        outer.kill()
+        outer.wait()
+    assert wait_for(lambda: not ranks_of(mark), 20 * SCALE)
