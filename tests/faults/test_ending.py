@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
 import textwrap
+import time
 from typing import NamedTuple
 
 import pytest
 
 from tests.faults.jobs import PREAMBLE, assert_bad_end, assert_good_end, assert_says, job, tagged
+from tests.launch import SCALE, MpiJob
 
 
 class Fault(NamedTuple):
@@ -137,9 +140,18 @@ def test_a_good_end_stays_good(body):
 @pytest.mark.parametrize("at", ["while True: pass", "[reduce('x') for _ in range(10**9)]", "time.sleep(99)"])
 @pytest.mark.openmpi
 def test_no_rank_outlives_mpirun(number, at):
-    done = job(f"print('ready', flush=True)\n{at}", signals=[(4.0, number)], limit_s=25)
-    assert done.returncode not in (None, 0), done.output
-    assert not done.survivors
+    running = MpiJob([sys.executable, "-c", f"{PREAMBLE}print('ready', flush=True)\n{at}"], ranks=2)
+    try:
+        for _ in range(600):
+            if running.output().count("ready") == 2:
+                break
+            time.sleep(0.1 * SCALE)
+        running.process.send_signal(number)
+        assert running.wait(10 * SCALE) not in (None, 0), running.output()
+        time.sleep(1.0)
+        assert not running.survivors()
+    finally:
+        running.kill()
 
 
 def test_a_forked_child_that_fails_does_not_end_the_job():
