@@ -224,7 +224,8 @@ class PlannedLane:
             self._read_calls()
             message = self.transport.probe()
             tag = self._tagging.tag(operation.place)
-            if message is None or message.tag == tag or message.peer not in running.awaited:
+            known = (tag, self._tagging.call, self._tagging.alarm)  # the last two may have arrived just now
+            if message is None or message.tag in known or message.peer not in running.awaited:
                 self._call(running, tag)
                 return
             ranks = self.fabric.ranks

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from horo_lite import context, functions, gradients
+from horo_lite import functions, gradients
 from horo_lite.config import Config
 from horo_lite.engine import Engine, Fabric, Handle, NamedLane, PlannedLane
 from horo_lite.engine.instruments import Instruments
 from horo_lite.engine.operations import Operation
+from horo_lite.process_sets import Member, ProcessSet, global_process_set
 from horo_lite.transport.loopback import LoopbackNetwork
 from horo_lite.transport.topology import Topology
 
@@ -77,11 +78,12 @@ class Threads:
     ) -> None:
         self.size = size
         self._here = threading.local()
-        for module in (context, functions, gradients):
+        for module in (functions, gradients):
             monkeypatch.setattr(module, "current", lambda: self._here.context)
+        monkeypatch.setattr(ProcessSet, "member", lambda _: self._here.context.members[0])
         network = LoopbackNetwork(size, seed=seed)
         self._contexts = [_StubContext(network, rank, config or Config()) for rank in range(size)]
-        monkeypatch.setattr(context.global_process_set, "ranks", list(range(size)))
+        monkeypatch.setattr(global_process_set, "ranks", list(range(size)))
 
     def run(self, body: Callable[[int], Any], limit_s: float = 30.0) -> list[Any]:
         """``body(rank)`` in every thread; what each returned or raised."""
@@ -117,7 +119,7 @@ class _StubContext:
         endpoint = network.endpoint(rank)
         spaces = [endpoint.subgroup(range(network.size)) for _ in range(2)]
         fabric = Fabric(spaces[0], tuple(range(network.size)), self.topology, config, Instruments())
-        member = context.Member(tuple(range(network.size)), NamedLane(fabric), PlannedLane(fabric, spaces[1]))
+        member = Member(tuple(range(network.size)), rank, NamedLane(fabric), PlannedLane(fabric, spaces[1]))
         self.members = {0: member}
         for lane in member.lanes:
             self.engine.add(lane)
