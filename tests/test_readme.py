@@ -26,7 +26,8 @@ def test_a_snippet_runs_on_two_ranks(code):
 
 def test_the_diff_is_that_of_the_example():
     (shown,) = [code for language, code in FENCES if language == "diff"]
-    plain, twin = ((ROOT / "examples" / f"torch_digits{end}.py").read_text().splitlines() for end in ("", "_distributed"))
+    scripts = ("torch_digits.py", "torch_digits_distributed.py")
+    plain, twin = ((ROOT / "examples" / script).read_text().splitlines() for script in scripts)
     real = list(difflib.unified_diff(plain, twin, lineterm=""))
     wrong = [line for line in shown.splitlines() if line[0] in "+-" and line not in real]
     assert not wrong

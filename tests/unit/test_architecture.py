@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "buckets": BASE | {"arrays"},
     "collectives": BASE,  # reductions are passed in, a transport is seen through interfaces only
     "engine": BASE | STAGES | {"arrays"},
-    "context": BASE | STAGES | {"arrays", "engine", "launch_check", "log", "process_sets"},  # makes the world: needs its transport
+    # Makes the world, and so needs its transport.
+    "context": BASE | STAGES | {"arrays", "engine", "launch_check", "log", "process_sets"},
 }
 ABOVE_ENGINE_MUST_NOT = {"transport", "collectives"}
 UNRELATED = {"torch": {"tensorflow", "keras"}, "tensorflow": {"torch"}}
