@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 
 BATCH, EPOCHS, TEST = 96, 10, 357
 
-tf.random.set_seed(0)
+tf.keras.utils.set_random_seed(0)
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype("float32")
 

@@ -8,7 +8,7 @@ import horo_lite.tensorflow as hvd
 BATCH, EPOCHS, TEST = 96, 10, 357
 
 hvd.init()
-tf.random.set_seed(0)
+tf.keras.utils.set_random_seed(0)
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype("float32")
 
