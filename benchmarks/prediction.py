@@ -297,13 +297,13 @@ def show(report: Report, cases: list[Case], rate: str) -> None:
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(f"{case.algorithm}, {case.per_host} a host", []).append(case)
-    lines = {}
     for name, group in groups.items():
-        lines[f"{name}: measured"] = [(case.size_bytes, case.measured_s) for case in group]
-        lines[f"{name}: predicted"] = [(case.size_bytes, case.predicted_s) for case in group]
         worst = max(group, key=lambda case: case.off_percent)
         report.target(f"{name}: prediction off by", worst.off_percent, at_most=WITHIN_PERCENT, unit="%")
-    report.plot(f"All-reduce over {HOSTS} hosts at {rate}", "bytes", "seconds", lines)
+    report.plot(
+        f"All-reduce over {HOSTS} hosts at {rate}", "bytes", "predicted time over measured time",
+        {name: [(case.size_bytes, case.ratio) for case in group] for name, group in groups.items()}, log_y=False,
+    )
 
 
 def parse() -> argparse.Namespace:
