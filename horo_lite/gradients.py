@@ -238,6 +238,7 @@ class GradientBuckets:
     def close(self) -> None:
         """Let go of shared memory; views stay valid as long as somebody holds them."""
         self._memory.close()
+        self._reducers = []
 
     # --- what happens to a bucket --------------------------------------------------------------------------------
 
