@@ -5,7 +5,7 @@ set -euo pipefail
 
 extras=${EXTRAS:-mpi}
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-root=$(mktemp -d)
+root=$(mktemp -d) && chmod 755 "$root"
 cleanup() {
     for folder in /dev /proc "${borrowed[@]}"; do
         if mountpoint -q "$root$folder"; then umount -R "$root$folder"; fi
