@@ -55,12 +55,13 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, images: torc
 
 
 def images_per_second_alone(images: torch.Tensor, labels: torch.Tensor) -> float:
-    """What plain PyTorch does in one process with all cores, while the other ranks wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(usable_cores())
+    """What plain PyTorch does in one process, with one thread or with all cores, while the other ranks wait."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    seconds = [train_epoch(model, optimizer, images, labels)[1] for _ in range(ALONE_EPOCHS)]
+    threads, seconds = torch.get_num_threads(), []
+    for count in {1, usable_cores()}:
+        torch.set_num_threads(count)
+        seconds += [train_epoch(model, optimizer, images, labels)[1] for _ in range(ALONE_EPOCHS)]
     torch.set_num_threads(threads)
     return len(images) // BATCH * BATCH / min(seconds)
 
