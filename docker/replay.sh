@@ -7,7 +7,7 @@ extras=${EXTRAS:-mpi}
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 root=$(mktemp -d) && chmod 755 "$root"
 cleanup() {
-    for folder in /dev /proc "${borrowed[@]}"; do
+    for folder in /dev /sys /proc "${borrowed[@]}"; do
         if mountpoint -q "$root$folder"; then umount -R "$root$folder"; fi
     done
     rm -rf --one-file-system "$root"
@@ -18,6 +18,7 @@ trap cleanup EXIT
 # What python:slim has: Python, pip, no compiler.
 debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$root"
 mount -t proc proc "$root/proc"
+mount -t sysfs sysfs "$root/sys"
 mount --rbind /dev "$root/dev" && mount --make-rslave "$root/dev"
 cp /etc/resolv.conf "$root/etc/resolv.conf"
 

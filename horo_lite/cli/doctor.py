@@ -134,7 +134,9 @@ def _thread_level() -> str:
         )
     except subprocess.TimeoutExpired:
         return f"no answer within {_SELFTEST_S:.0f} s"
-    return answer.stdout.strip() or f"unknown ({(answer.stderr.strip().splitlines() or ['no reason given'])[-1]})"
+    # A communication library may have printed lines of its own before.
+    said = answer.stdout.split()
+    return said[-1] if said else f"unknown ({(answer.stderr.strip().splitlines() or ['no reason given'])[-1]})"
 
 
 def _self_test(report: Report, launcher: launchers.Launcher | None) -> None:

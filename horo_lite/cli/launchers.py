@@ -276,7 +276,7 @@ def find_library(python: str = sys.executable) -> Library:
             f"no MPI library could be loaded ({cause[0]}). Install one: pip install 'horo_lite[mpi]', or load your "
             "site's MPI module"
         )
-    fields = json.loads(answer.stdout)
+    fields = json.loads(answer.stdout.splitlines()[-1])  # a communication library may have printed lines before
     return Library(fields["version"], tuple(fields["paths"]), fields["mpi4py"])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, SCALE
+from tests.launch import ROOT, SCALE, child_environment
 
 pytestmark = pytest.mark.openmpi
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.openmpi
 def horo_lite(*words: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "horo_lite.cli", *words]
     # Unbuffered, Python writes a line and its end apart, and launchers mix them.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    env = {name: value for name, value in child_environment().items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s * SCALE)
 
 
@@ -81,3 +80,11 @@ def test_a_signal_ends_the_job(script, tmp_path, number):
     assert status != 0
     time.sleep(0.5)
     assert not [pid for pid in pids.read_text().split() if runs(pid)]
+
+
+def test_a_horovod_script_runs_unchanged(script):
+    pytest.importorskip("torch")
+    text = "import horovod, horovod.torch as hvd\nhvd.init()\nprint(hvd.rank(), 'of', hvd.size(), horovod.__name__)"
+    done = horo_lite("run", "-np", "2", "--horovod", script(text))
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"\d of 2", done.stdout)) == 2
