@@ -35,7 +35,7 @@ def test_the_diff_is_that_of_the_example():
 
 def test_sentence_install_diff_and_output_come_first():
     start = TEXT.splitlines()[:45]
-    for wanted in ("pip install", "```diff", "$ mpirun -np 2", "test loss"):
+    for wanted in ("pip install", "```diff", "mpirun -np 2", "$ make demo", "demo passed"):
         assert any(wanted in line for line in start), wanted
 
 
