@@ -28,6 +28,11 @@ def set_up(level: str, rank: int, size: int) -> None:
     for handler in [h for h in logger.handlers if isinstance(h, _Tagged)]:
         logger.removeHandler(handler)
     logger.addHandler(_Tagged(rank, size))
+    if size > 1:
+        # A launcher reads from a pipe, into which Python writes 8 KiB at a time: what a killed rank printed would be
+        # lost, and ranks' lines would mix.
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the program has put something else there
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def write_tagged(rank: int | None, text: str) -> None:
