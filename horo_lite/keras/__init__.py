@@ -6,7 +6,7 @@ Works on Keras' TensorFlow and torch backends; only the active one is imported.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import typing
 
 from horo_lite import (
     Adasum,
@@ -76,7 +76,7 @@ from horo_lite.keras.optimizer import DistributedOptimizer, PartialDistributedOp
 from horo_lite.keras.saving import load_model
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name != "elastic":  # imported when asked for: few scripts do
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.elastic")

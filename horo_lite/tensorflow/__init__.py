@@ -7,7 +7,7 @@ and back; Keras models are better served by ``horo_lite.keras``, which this modu
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import typing
 
 from horo_lite import (
     Adasum,
@@ -94,7 +94,7 @@ from horo_lite.tensorflow.variables import (
 _LATE = {"SyncBatchNormalization": "sync_batch_norm", "elastic": "elastic", "keras": "keras"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_LATE[name]}")
