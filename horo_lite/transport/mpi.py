@@ -22,6 +22,7 @@ from horo_lite.transport import cuda
 from horo_lite.transport.faulty import FaultyTransport
 from horo_lite.transport.staging import StagedTransport
 from horo_lite.transport.topology import Topology
+from horo_lite.transport.waiting import Backoff
 
 _LARGEST_MESSAGE_BYTES = 1 << 30  # MPI 3 counts are 32 bits wide, and Open MPI refuses larger ones
 _NO_BUFFER = (BufferError, TypeError, ValueError)  # numpy exports no bfloat16
@@ -168,7 +169,29 @@ class MPITransport:
 
     def close(self) -> None:
         if not self._mpi.Is_finalized():
+            self._drain()
             self._comm.Free()
+
+    def _drain(self) -> None:
+        """Collective: receive what nobody has asked for, such as the messages of an operation that failed.
+
+        MPI gives a freed communicator's number to the next one, which would take them for its own. Messages of one
+        rank are found in the order in which they were sent, so nothing of it is left once its last one is there.
+        """
+        last = self.max_tag
+        nothing = np.empty(0, np.uint8)
+        others = set(range(self.size)) - {self.rank}
+        leaving = [self._comm.Isend([nothing, self._byte], peer, last) for peer in sorted(others)]
+        backoff = Backoff()
+        while others or not self.done(leaving):
+            message = self.probe()
+            if message is None:
+                backoff.pause()
+                continue
+            buffer = np.empty(message.size_bytes, np.uint8)
+            self._comm.Recv([buffer, self._byte], message.peer, message.tag)
+            if message.tag == last:
+                others.discard(message.peer)
 
     def _staging(self) -> StagedTransport:
         """The way for device tensors, made for the first one. From then on everything is sent through it, so that

@@ -169,3 +169,16 @@ def test_a_short_soak_leaves_nothing_behind(hvd):
     mixed.rewraps(hvd, 10)
     hvd.barrier()
     assert mixed.left_behind() == before
+
+
+@pytest.mark.ranks(2, 3)
+def test_messages_that_nobody_received_do_not_reach_the_next_world(hvd):
+    for _ in range(4):  # a freed communicator's number is given to one of the next
+        for lane in hvd.global_process_set.member().lanes:
+            for length in (0, 7, 100_000):
+                lane.transport.send(np.zeros(length, np.uint8), (hvd.rank() + 1) % hvd.size(), 12_345)
+        hvd.shutdown()
+        hvd.init()
+        hvd.barrier()
+        assert [lane.transport.probe() for lane in hvd.global_process_set.member().lanes] == [None, None]
+        assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [hvd.size()] * 3

@@ -5,6 +5,7 @@ They are JSON, not pickles, and are received by polling, so that a service threa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from typing import Any
@@ -35,7 +36,8 @@ class Channel:
             self._control.flush()
             while (received := self._control.receive()) is not None:
                 message, peer = received
-                notes.append((peer, json.loads(message)))
+                with contextlib.suppress(ValueError):  # not of ours: nothing that arrives may stop the service
+                    notes.append((peer, json.loads(message)))
         return notes
 
     @property
