@@ -275,4 +275,9 @@ def check_non_finite(
 
 
 def _arrays(state: State) -> dict[str, np.ndarray]:
-    return {key: host(_copied(value)) for key, value in state.items() if hasattr(value, "dtype")}
+    """What a state remembers of gradients; how long a candidate took (``auto``) is none of it."""
+    return {
+        key: host(_copied(value))
+        for key, value in state.items()
+        if hasattr(value, "dtype") and key != "auto_times"
+    }
