@@ -5,12 +5,14 @@ Every member of a process set describes its operation by a ``Signature``; the co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from horo_lite.interfaces import Compressor, Reduction
 
 Shape = tuple[int, ...]
+_LOCAL = re.compile(r"[\w.]*<locals>\.")  # a class that travelled by value has lost where it was defined
 
 
 class Signature(NamedTuple):
@@ -70,7 +72,7 @@ _COMPARED: list[tuple[str, Callable[[Signature], Any]]] = [
     ("root ranks", lambda s: s.root),
     ("prescale factors", lambda s: s.prescale),
     ("postscale factors", lambda s: s.postscale),
-    ("compressors", lambda s: repr(s.compression)),
+    ("compressors", lambda s: _LOCAL.sub("", repr(s.compression))),
 ]
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
+from typing import Any, cast
 
+import cloudpickle
 import numpy as np
 
 from horo_lite.interfaces import Array, Token, Transport
 
 _CONTROL_TAG = 0
+
+
+def packed(content: Any) -> bytes:
+    """Pickled; by value what has no importable name (a compressor class inside a function), which takes longer."""
+    try:
+        return pickle.dumps(content)
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return cast("bytes", cloudpickle.dumps(content))
 
 
 class ControlChannel:

@@ -14,7 +14,7 @@ import struct
 from collections import deque
 
 from horo_lite.engine.agreement import Signature
-from horo_lite.engine.control import ControlChannel
+from horo_lite.engine.control import ControlChannel, packed
 from horo_lite.engine.coordinator import JOIN, Agreement, Coordinator, Key, Verdict
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Pending
@@ -265,7 +265,7 @@ class NamedLane:
         if self._coordinator is not None:
             self._announce(self._coordinator.ask(0, key, signature if known is None else known))
         elif known is None:
-            self._control.send(pickle.dumps((key, signature)), 0)
+            self._control.send(packed((key, signature)), 0)
         else:
             self._control.send(_CACHED.pack(b"#", known.number, key.counter), 0)
 
@@ -277,7 +277,7 @@ class NamedLane:
                 if agreement is not None and agreement.number in self._agreed:
                     message = _CACHED.pack(b"#", agreement.number, verdict.key.counter)
                 else:
-                    message = pickle.dumps(verdict)
+                    message = packed(verdict)
                 for member in range(1, self.transport.size):
                     self._control.send(message, member)
             self._act(verdict)

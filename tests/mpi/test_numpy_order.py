@@ -225,3 +225,19 @@ def test_messages_of_at_most_a_thousand_elements(hvd, shared):
     done = run_ranks(CHUNKS, ranks=3, limit_s=50, env=env)
     assert done.returncode == 0, done.output
     assert done.output.count("done") == 3
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_a_compressor_class_defined_in_a_function(hvd):
+    class Halved:
+        @staticmethod
+        def compress(tensor):
+            return (tensor / 2).astype(np.float16), tensor.dtype
+
+        @staticmethod
+        def decompress(tensor, context):
+            return tensor.astype(context) * 2
+
+    for _ in range(3):
+        got = hvd.allreduce(np.full(4, 40_000, np.float32), compression=Halved, name="halved")
+        assert got.tolist() == [40_000] * 4
