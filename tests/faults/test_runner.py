@@ -18,9 +18,9 @@ from tests.launch import ROOT, SCALE
 SAMPLES = ROOT / "tests" / "mpi" / "runner" / "samples"
 
 
-def run_pytest(name: str) -> str:
+def run_pytest(name: str, *where: str) -> str:
     """The output of a pytest that runs one file of samples, with a tenth of the usual limits."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", str(SAMPLES / name)]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *(where or [str(SAMPLES / name)])]
     env = {**os.environ, "HORO_LITE_TEST_TIMEOUT_SCALE": str(SCALE * 0.1)}
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120 * SCALE).stdout
 
@@ -81,6 +81,13 @@ def test_a_job_that_cannot_start_fails_all_its_tests_at_once():
     assert outcomes(output) == {"test_one[np2]": "FAILED", "test_two[np2]": "FAILED"}
     assert output.count("the job for numpy on 2 ranks does not start") == 2
     assert "broken on purpose" in output
+
+
+def test_identifiers_are_the_same_however_the_file_is_found():
+    name = "sample_numpy_parameters.py"
+    expected = {f"test_both[np2-{side}-{number}]": "PASSED" for side in ("left", "right") for number in (1, 2)}
+    assert outcomes(run_pytest(name)) == expected
+    assert outcomes(run_pytest(name, "-o", f"python_files={name}", "tests")) == expected
 
 
 def test_a_job_that_ends_badly_fails_its_last_test():

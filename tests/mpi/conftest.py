@@ -20,8 +20,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Inner(folder) if folder else Outer(), "horo-lite-mpi-runner")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test here becomes one per number of ranks: ``test_sum[np3]``."""
+    """Every test here becomes one per number of ranks: ``test_sum[np3]``.
+
+    First of all plugins, so that the identifiers are the same whether this file is loaded before or during collection.
+    """
     mark = metafunc.definition.get_closest_marker("ranks")
     metafunc.fixturenames.append("world")
     metafunc.parametrize("world", mark.args if mark else plan.DEFAULT_RANKS, ids=lambda ranks: f"np{ranks}")
