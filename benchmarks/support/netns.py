@@ -110,6 +110,11 @@ class Cluster:
     ) -> None:
         self._tear_down()
 
+    @property
+    def scripts(self) -> Path:
+        """The folder with ``enter``, which runs a command on a host, and ``agent``, the same called as ssh is."""
+        return self._folder
+
     def shape(self, rate: str) -> None:
         """Give every link another rate, also while jobs run."""
         ends = [(host, "eth0") for host in self.hosts]

@@ -87,14 +87,14 @@ def run(
     Any command may stand in place of the script. The exit status is the job's. The flags of horovodrun are understood.
     """
     try:
-        places = _places(hosts, hostfile)
+        places = places_of(hosts, hostfile)
         launcher = launchers.find_launcher(name=name)
         job = launchers.Job(
             python_command(command), _ranks(ranks, places), machine.usable_cores(), bind, tag,
             tuple(shlex.split(launcher_args)), places, interface, output_folder,
         )
         environment = child_environment(launcher, job, horovod) | horovod_flags.variables(horovods)
-        job = dataclasses.replace(job, forwarded=_forwarded(environment))
+        job = dataclasses.replace(job, forwarded=forwarded(environment))
         words = launcher.command(job)
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
@@ -116,7 +116,8 @@ def run(
     sys.exit(_supervise(words, environment, timeout_s, max_restarts))
 
 
-def _places(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
+def places_of(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
+    """The hosts of ``--hosts`` or ``--hostfile``; none for this machine."""
     if hosts is not None and hostfile is not None:
         raise ArgumentError("give --hosts or --hostfile, not both")
     if hosts is not None:
@@ -133,7 +134,8 @@ def _ranks(asked: int | None, places: Sequence[Host]) -> int:
     return asked or slots
 
 
-def _forwarded(environment: Mapping[str, str]) -> tuple[str, ...]:
+def forwarded(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables that ranks on other hosts need."""
     names = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", *_THREADS)
     return tuple(sorted(key for key in environment if key in names or key.startswith(("HORO_LITE_", "HOROVOD_"))))
 

@@ -19,6 +19,7 @@ from horo_lite.engine.coordinator import JOIN, Agreement, Coordinator, Key, Verd
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Pending
 from horo_lite.engine.operations import Operation, Refusal, stand_in
+from horo_lite.engine.tuning import describe
 from horo_lite.errors import (
     ArgumentError,
     DisagreementError,
@@ -61,6 +62,11 @@ class NamedLane:
         self._known: dict[tuple[str, Signature], Agreement] = {}
         self._agreed: dict[int, Agreement] = {}
         self._newest = 0
+
+    def choices(self) -> str:
+        """Which algorithms all-reduces take here, for people; "" until the first larger one has settled it."""
+        table = self._fabric.table
+        return "" if table is None else describe(table, self._fabric)
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
