@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,19 @@ def on_first_host(
         [str(made.scripts / "enter"), made.hosts[0], *command], env={**child_environment(), **hydra},
         capture_output=True, text=True, timeout=limit_s * SCALE,
     )
+
+
+def processes(made: Cluster, name: str) -> list[int]:
+    """What runs on the hosts of programs whose name begins so."""
+    found = []
+    for host in made.hosts:
+        listed = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False)
+        found += [int(pid) for pid in listed.stdout.split() if _program(pid).startswith(name)]
+    return found
+
+
+def _program(pid: str) -> str:
+    try:
+        return Path("/proc", pid, "comm").read_text()
+    except OSError:  # it has just ended
+        return ""

@@ -4,13 +4,64 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import pytest
 
-from tests.faults.hosts import cluster, on_first_host, part
+from benchmarks.support.netns import find_hydra
+from tests.faults.hosts import cluster, on_first_host, part, processes
 from tests.launch import SCALE
 
 pytestmark = pytest.mark.netns
+
+GOES_ON = """
+import os, subprocess, sys, time
+import numpy as np
+import horo_lite as hvd
+
+hvd.init()
+hvd.allreduce(np.ones(4), name="warm-up")
+hvd.barrier()
+print("under way", flush=True)
+hvd.barrier()
+if hvd.rank() == 1:
+    subprocess.run(sys.argv[1], shell=True)
+for step in range(10**9):
+    hvd.allreduce(np.ones(4), name="x")
+"""
+CUT = "ip link set eth0 down"
+KILL = "kill -9 $(ip netns pids $(hostname))"  # its launcher's helper, the rank and itself
+
+
+def run_on(made, ranks, fault):
+    """A job with one rank on each host, of which the second one breaks its own host."""
+    env = {"HORO_LITE_STALL_WARN_S": "1", "HORO_LITE_STALL_ABORT_S": "2"}
+    launch = [find_hydra(), "-iface", "eth0", "-hosts", ",".join(made.hosts), "-ppn", "1", "-n", str(ranks)]
+    done = on_first_host(made, [*launch, sys.executable, "-c", GOES_ON, fault], limit_s=40, env=env)
+    assert done.returncode != 0
+    assert done.stdout.count("under way") == ranks, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_host_that_is_cut_off_ends_the_job():
+    with cluster(2) as made:
+        output = run_on(made, 2, CUT)
+        assert "allreduce of tensor 'x' has waited" in output
+        assert "rank 1 is silent: it is stopped, cut off" in output
+        assert "The job ends now (HORO_LITE_STALL_ABORT_S" in output
+        until = time.monotonic() + 20 * SCALE  # the rank that is cut off finds it out by itself
+        while (left := processes(made, "python")) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not left
+
+
+def test_a_host_that_dies_ends_the_job():
+    with cluster(3) as made:
+        run_on(made, 3, KILL)
+        until = time.monotonic() + 10 * SCALE
+        while (left := processes(made, "python")) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not left
 
 
 @pytest.mark.slow
