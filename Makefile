@@ -14,6 +14,9 @@ OPENMPI := .venv-openmpi
 INPUTS := setup.py constraints.txt pyproject.toml horo_lite/version.py
 # Expanded by the shell, so that any quotes in K survive.
 PYTEST = $(1)/bin/python -m pytest $${K:+-k "$$K"}
+# Jobs that fail, hang and are killed mostly wait, so several run at a time; without them follows everything else.
+FAULTS = $(call PYTEST,$(1)) -n 4 tests/faults
+OTHERS = $(call PYTEST,$(1)) --ignore=tests/faults
 LINT = style:'$(VENV)/bin/python -m ruff check .' types:'$(VENV)/bin/python -m mypy'
 
 # Open MPI refuses root and more ranks than cores unless told otherwise; horo-lite run sets the same.
@@ -37,13 +40,17 @@ demo: $(VENV)/.demo-installed
 
 test: $(VENV)/.test-installed $(OPENMPI)/.installed
 	.ci/summary $(if $(K),,$(LINT)) \
-		mpich:'$(call PYTEST,$(VENV)) -m "not slow and not gpu"' \
-		openmpi:'env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "openmpi and not slow and not gpu"'
+		mpich-faults:'$(call FAULTS,$(VENV)) -m "not slow and not gpu"' \
+		mpich:'$(call OTHERS,$(VENV)) -m "not slow and not gpu"' \
+		openmpi-faults:'env $(OPENMPI_ENV) $(call FAULTS,$(OPENMPI)) -m "openmpi and not slow and not gpu"' \
+		openmpi:'env $(OPENMPI_ENV) $(call OTHERS,$(OPENMPI)) -m "openmpi and not slow and not gpu"'
 
 test-all: $(VENV)/.test-installed $(OPENMPI)/.installed
 	.ci/summary $(LINT) \
-		mpich:'$(call PYTEST,$(VENV)) -m "not gpu"' \
-		openmpi:'env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "not gpu"'
+		mpich-faults:'$(call FAULTS,$(VENV)) -m "not gpu"' \
+		mpich:'$(call OTHERS,$(VENV)) -m "not gpu"' \
+		openmpi-faults:'env $(OPENMPI_ENV) $(call FAULTS,$(OPENMPI)) -m "not gpu"' \
+		openmpi:'env $(OPENMPI_ENV) $(call OTHERS,$(OPENMPI)) -m "not gpu"'
 
 test-openmpi: $(OPENMPI)/.installed
 	env $(OPENMPI_ENV) $(call PYTEST,$(OPENMPI)) -m "not slow and not gpu"

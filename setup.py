@@ -35,6 +35,7 @@ EXTRAS = {
         "mypy>=1.11",
         "psutil>=5.9",
         "pytest>=8.2",
+        "pytest-xdist>=3.5",
         "pyyaml>=6",
         "ruff>=0.8",
         "scikit-learn>=1.3",

@@ -12,13 +12,14 @@ import ctypes
 import dataclasses
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from horo_lite.cli import launchers
@@ -29,10 +30,12 @@ SCALE = float(os.environ.get("HORO_LITE_TEST_TIMEOUT_SCALE", "1"))
 
 _SITE = Path(__file__).parent / "site"
 _JOB_VARIABLE = "HORO_LITE_TEST_JOB"
+_SAID_VARIABLE = "HORO_LITE_TEST_SAID"
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TERM_GRACE_S = 5.0
-_POLL_S = 0.01
+_LEFT_S = 5.0
+_POLL_S = 0.02
 
 
 def _end_with_parent() -> None:
@@ -128,6 +131,7 @@ def run_ranks(
     limit_s: float = 30.0,
     env: Mapping[str, str | None] | None = None,
     signals: Sequence[tuple[float, int]] = (),
+    awaited: str | None = None,
 ) -> Finished:
     """Run a script on some ranks and wait for its end.
 
@@ -136,21 +140,33 @@ def run_ranks(
         limit_s: after so many seconds (scaled) everything is killed, and ``returncode`` is None.
         env: additional variables; None removes one.
         signals: pairs of (seconds after the start, signal number) to send to mpirun.
+        awaited: a regular expression; once the job has printed it, the file of which ranks have the name in
+            HORO_LITE_TEST_SAID exists. So a rank is late for exactly as long as it takes.
     """
     command = [sys.executable, *(["-c", script] if "\n" in str(script) else [str(script)]), *arguments]
     start = time.monotonic()
-    job = MpiJob([str(word) for word in command], ranks, env)
+    said = Path(tempfile.gettempdir(), f"horo-lite-test-{uuid.uuid4().hex}")
+    job = MpiJob([str(word) for word in command], ranks, {**(env or {}), _SAID_VARIABLE: str(said)})
     try:
         for after_s, number in signals:
             job.wait(start + after_s - time.monotonic())
             if job.poll() is None:
                 job.process.send_signal(number)
+        if awaited is not None:
+            wait_until(lambda: job.poll() is not None or re.search(awaited, job.output()), start + limit_s * SCALE)
+            said.touch()
         returncode = job.wait(start + limit_s * SCALE - time.monotonic())
         seconds = time.monotonic() - start
+        if returncode is not None:  # mpirun may end a moment before the last of its helpers
+            wait_until(lambda: not job.survivors(), time.monotonic() + _LEFT_S * SCALE)
         survivors = job.survivors() if returncode is not None else []
-        if survivors:  # mpirun may end a moment before the last of its helpers
-            time.sleep(1.0)
-            survivors = job.survivors()
     finally:
         job.kill()
+        said.unlink(missing_ok=True)
     return Finished(returncode, job.output(), seconds, tuple(survivors))
+
+
+def wait_until(condition: Callable[[], object], until: float) -> None:
+    """Return when a condition is true, or at a point of ``time.monotonic()``."""
+    while time.monotonic() < until and not condition():
+        time.sleep(_POLL_S)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import textwrap
+
+import pytest
 
 from tests.launch import Finished, run_ranks
 
@@ -18,10 +21,20 @@ rank, size = hvd.rank(), hvd.size()
 def reduce(name):
     return hvd.allreduce(np.ones(4, np.float32), op=hvd.Sum, name=name)
 
+def until_said():  # be late until the test has seen what it awaits
+    while not os.path.exists(os.environ["HORO_LITE_TEST_SAID"]):
+        time.sleep(0.02)
+
 reduce("warm-up")
 """
 
 STALL = {"HORO_LITE_STALL_WARN_S": "1", "HORO_LITE_STALL_ABORT_S": "3"}
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """Skip where one is not installed; without an import, which takes seconds for a framework."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 
 
 def job(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.faults.jobs import PREAMBLE, assert_bad_end, assert_good_end, assert_says, job, tagged
-from tests.launch import SCALE, MpiJob
+from tests.launch import SCALE, MpiJob, wait_until
 
 
 class Fault(NamedTuple):
@@ -142,13 +142,10 @@ def test_a_good_end_stays_good(body):
 def test_no_rank_outlives_mpirun(number, at):
     running = MpiJob([sys.executable, "-c", f"{PREAMBLE}print('ready', flush=True)\n{at}"], ranks=2)
     try:
-        for _ in range(600):
-            if running.output().count("ready") == 2:
-                break
-            time.sleep(0.1 * SCALE)
+        wait_until(lambda: running.output().count("ready") == 2, time.monotonic() + 60 * SCALE)
         running.process.send_signal(number)
         assert running.wait(10 * SCALE) not in (None, 0), running.output()
-        time.sleep(1.0)
+        wait_until(lambda: not running.survivors(), time.monotonic() + 5 * SCALE)
         assert not running.survivors()
     finally:
         running.kill()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from tests.faults.jobs import STALL, assert_bad_end, job
+from tests.faults.jobs import STALL, assert_bad_end, job, needs
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-pytest.importorskip("tensorflow")
-pytest.importorskip("horo_lite.keras")
-
-pytestmark = pytest.mark.slow  # each rank imports TensorFlow
+pytestmark = [needs("tensorflow", "keras"), pytest.mark.slow]  # each rank imports TensorFlow
 
 PREAMBLE = """
 import os, time
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import numpy as np
 import keras
 import tensorflow as tf

@@ -8,7 +8,15 @@ import sys
 
 import pytest
 
-from tests.faults.jobs import PREAMBLE, STALL, assert_bad_end, assert_good_end, assert_says, job
+from tests.faults.jobs import (
+    PREAMBLE,
+    STALL,
+    assert_bad_end,
+    assert_good_end,
+    assert_says,
+    job,
+    needs,
+)
 from tests.launch import ROOT, SCALE, run_ranks
 
 INIT = "import horo_lite as hvd; hvd.init(); print('size', hvd.size())"
@@ -178,10 +186,10 @@ def test_no_home_and_a_home_that_cannot_be_written(tmp_path):
         assert_good_end(job("reduce('x')", env={"HOME": home}))
 
 
+@needs("torch")
 def test_threads_follow_the_cores_unless_the_user_has_set_them():
     body = "import torch\nhvd.shutdown()\nhvd.init()\nprint('threads', torch.get_num_threads())"
     cores = len(os.sched_getaffinity(0))
-    pytest.importorskip("torch")
     done = job(body, env={"OMP_NUM_THREADS": None}, limit_s=120)
     assert_good_end(done)
     assert_says(done, f"threads {max(1, cores // 2)}")

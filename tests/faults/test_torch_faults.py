@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.jobs import STALL, assert_bad_end, assert_good_end, job, tagged
+from tests.faults.jobs import STALL, assert_bad_end, assert_good_end, job, needs, tagged
 
-pytest.importorskip("torch")
+pytestmark = needs("torch")
 
 PREAMBLE = """
 import os, signal, sys, threading, time

@@ -42,8 +42,9 @@ os.environ["PMI_SIZE"] = "2"
 
 PARENT_ENDS = """
 import os, time
+ready, tell = os.pipe()
 if os.fork():
-    time.sleep(6)
+    os.read(ready, 1)
     os._exit(0)
 """
 
@@ -72,7 +73,7 @@ PROVOKED = {
     "one process; to train on 4: horo-lite run -np 4 python …": ("", {"ranks": 1}),
     "Horovod has not been initialized; use hvd.init().": ("hvd.shutdown(); hvd.rank()", {"ranks": 1}),
     "the process that started this rank has ended, so the rank ends too": (
-        "time.sleep(60)", {"preamble": PARENT_ENDS + PREAMBLE}
+        "os.write(tell, b'.'); time.sleep(60)", {"preamble": PARENT_ENDS + PREAMBLE}
     ),
 }
 
