@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from benchmarks.support.netns import find_hydra
 from tests.faults.hosts import cluster, on_first_host, part, processes
-from tests.launch import SCALE, wait_until
+from tests.launch import SCALE, launcher, wait_until
 
 pytestmark = pytest.mark.netns
 
@@ -36,7 +35,7 @@ KILL = "kill -9 $(ip netns pids $(hostname))"  # its launcher's helper, the rank
 def run_on(made, ranks, fault):
     """A job with one rank on each host, of which the second one breaks its own host."""
     env = {"HORO_LITE_STALL_WARN_S": "1", "HORO_LITE_STALL_ABORT_S": "2"}
-    launch = [find_hydra(), "-iface", "eth0", "-hosts", ",".join(made.hosts), "-ppn", "1", "-n", str(ranks)]
+    launch = [launcher().path, "-iface", "eth0", "-hosts", ",".join(made.hosts), "-ppn", "1", "-n", str(ranks)]
     done = on_first_host(made, [*launch, sys.executable, "-c", GOES_ON, fault], limit_s=40, env=env)
     assert done.returncode != 0
     assert done.stdout.count("under way") == ranks, done.stdout + done.stderr

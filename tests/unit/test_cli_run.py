@@ -124,9 +124,17 @@ def test_a_time_out_ends_the_child():
     assert time.monotonic() - start < 5
 
 
-def test_a_signal_is_forwarded():
-    program = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(9)); time.sleep(60)"
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+def test_a_signal_is_forwarded(tmp_path):
+    ready = tmp_path / "ready"
+    program = "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); "
+    program += f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+
+    def send_when_ready():
+        while not ready.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send_when_ready, daemon=True).start()
     before = signal.getsignal(signal.SIGTERM)
     assert supervise([sys.executable, "-c", program], ENV) == 9
     assert signal.getsignal(signal.SIGTERM) is before
