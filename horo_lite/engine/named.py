@@ -210,8 +210,8 @@ class NamedLane:
         waiting = [*self._submitted, *self._asked.values()]
         running = [operation for _, operation in [*self._running, *self._exclusive]]
         return [
-            Pending(str(operation.key), operation.kind, operation.handle.waiting, index >= len(waiting), first)
-            for index, operation in enumerate([*waiting, *running])
+            Pending(str(each.key), each.signature.kind, each.handle.waiting, index >= len(waiting), first)
+            for index, each in enumerate([*waiting, *running])
         ]
 
     def progress(self) -> bool:

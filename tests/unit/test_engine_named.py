@@ -102,6 +102,8 @@ def test_a_name_under_way_is_refused_and_free_again_afterwards():
 def test_after_a_refusal_the_name_may_be_used_before_the_others_have_heard_of_it():
     lanes = Lanes(2, seed=6)
     lanes.named[1].submit(Refusal("allreduce", "x", "a list in place"))
+    (waiting,) = lanes.named[1].pending()
+    assert (waiting.name, waiting.kind) == ("x", "allreduce")
     later = lanes.ask(lambda rank: reduce(1), [1])
     lanes.poll(5)
     (refused,) = lanes.ask(lambda rank: reduce(1), [0])
