@@ -92,6 +92,7 @@ class Watch:
         self._parent = Parent()
         self._stalls: dict[tuple[int, str, float], Stall] = {}
         self._last_moves = 0
+        self._looks = True
         self._ended = ""
         self._farewells = 0
         self._wake = threading.Event()
@@ -139,7 +140,7 @@ class Watch:
                 elif not self._over.is_set():
                     time.sleep(_ENDING_TICK_S)
         except Exception:  # noqa: BLE001  (training goes on without it)
-            logger.exception("the stall watch has failed; operations that wait in vain are no longer noticed")
+            logger.exception("the stall watch has failed; this rank no longer answers the others")
         finally:
             self._over.set()
 
@@ -149,8 +150,13 @@ class Watch:
         if self._channel is not None:
             for peer, note in self._channel.receive():
                 self._answering[note["is"]](peer, note)
-        if not self._ended:
+        if self._ended or not self._looks:
+            return
+        try:
             self._look_for_stalls(now)
+        except Exception:  # noqa: BLE001  (training goes on; the others still want answers, and a farewell)
+            self._looks = False
+            logger.exception("the stall watch has failed; operations that wait in vain are no longer noticed")
 
     def _look_for_stalls(self, now: float) -> None:
         moves = self._moves()
