@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from horo_lite.arrays import plain_values
 from horo_lite.context import Member, ProcessSet, current, global_process_set
 from horo_lite.engine import Handle, NamedLane
 from horo_lite.engine.operations import (
@@ -24,6 +25,7 @@ from horo_lite.engine.operations import (
     Operation,
     ReduceScatter,
     Refusal,
+    new_tensor,
 )
 from horo_lite.errors import ArgumentError, ArgumentTypeError
 from horo_lite.interfaces import Compressor, Reduction
@@ -44,6 +46,44 @@ def call(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> An
     """
     lane, operation = _made(process_set, kind, name, make)
     return current().engine.call(lane, operation)
+
+
+def _reduce(
+    tensor: Any,
+    average: bool | None,
+    name: str | None,
+    op: Reduction | int | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    in_place: bool,
+) -> Any:
+    """``call`` for one uncompressed tensor; where the same has gone before, a small one goes by what is kept of it."""
+
+    def make(_: Member | None = None) -> Operation:
+        given = tensor if in_place else as_tensor(tensor)
+        return AllReduce(
+            [given], name or "", reduction_of(average, op), float(prescale), float(postscale), in_place=in_place
+        )
+
+    values, lane = plain_values(tensor), process_set.member().lane
+    if values is None or lane is None or values.nbytes > lane.short_way.travelling_bytes:
+        return call(process_set, "allreduce", name, make)
+    engine = current().engine
+    arguments = (type(tensor), values.dtype, values.shape, average, name, op, prescale, postscale)
+    output = tensor if in_place else new_tensor(values.shape, tensor)
+    target = values if in_place else plain_values(output)
+    again = engine.repeat(lane, arguments, name, values, target, make)
+    if again is True:
+        return output
+    if again:
+        return engine.wait(again)
+    lane, operation = _made(process_set, "allreduce", name, make)
+    return engine.call(lane, operation, arguments if _PLAIN.issuperset(map(type, arguments[3:])) else None)
+
+
+_PLAIN = frozenset({type(None), bool, float, str, Reduction})
+"""What can't be changed between two calls and still be taken for the same."""
 
 
 def start(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> Handle:
@@ -192,6 +232,8 @@ def allreduce(
         DisagreementError: ranks passed different shapes, types or arguments; on every rank.
         ValueError, TypeError: this rank's arguments are wrong, or the type has no such reduction.
     """
+    if compression is None:
+        return _reduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False)
     make = make_allreduce([tensor], average, name, op, prescale_factor, postscale_factor, compression)
     return call(process_set, "allreduce", name, make)
 
@@ -222,8 +264,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduce a tensor in place and return it. See ``allreduce``."""
-    make = make_allreduce([tensor], average, name, op, prescale_factor, postscale_factor, in_place=True)
-    return call(process_set, "allreduce", name, make)
+    return _reduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True)
 
 
 def grouped_allreduce_async(

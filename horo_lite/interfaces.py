@@ -144,6 +144,32 @@ class Message(NamedTuple):
     size_bytes: int
 
 
+class Mailbox(Protocol):
+    """Messages of one tag and of a limited length, from and to any rank, in memory that is used again and again.
+
+    What carries them is prepared once per length, so that a message costs a third of what ``send`` and ``recv`` do.
+    """
+
+    outgoing: Array
+    """Bytes that the next ``post`` sends; not to be written while ``posting``."""
+
+    incoming: Array
+    """Bytes of the last message received, until ``receive`` is called again."""
+
+    def post(self, nbytes: int, peer: int) -> None:
+        """Begin to send the first bytes of ``outgoing``."""
+        ...
+
+    @property
+    def posting(self) -> bool:
+        """Something is still leaving ``outgoing``; it goes on only while somebody asks."""
+        ...
+
+    def receive(self) -> tuple[int, int] | None:
+        """The sender and the length of the next message that has arrived, whoever sent it, or None."""
+        ...
+
+
 class Transport(Protocol):
     """An ordered group of processes with a message space of its own: an MPI communicator, or a simulated one.
 
@@ -174,6 +200,10 @@ class Transport(Protocol):
 
     def probe(self, tag: int | None = None) -> Message | None:
         """The first arrived message that no posted receive matches, of this tag or of any."""
+        ...
+
+    def mailbox(self, tag: int, capacity: int) -> Mailbox:
+        """Messages of up to ``capacity`` bytes on a tag on which nothing is received otherwise."""
         ...
 
     def native(self, instruction: Native, tag: int) -> Token: ...

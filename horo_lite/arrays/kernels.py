@@ -94,6 +94,10 @@ class ArrayKernel(Kernel, Protocol):
         """
         ...
 
+    def combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
+        """``combine`` for at most a block, where floating-point errors are ignored already."""
+        ...
+
 
 def check_supported(
     name: str, reduction: Reduction, prescale: float = 1.0, postscale: float = 1.0
@@ -208,17 +212,17 @@ class BlockKernel:
             raise ArgumentError("Adasum is not elementwise: its schedule uses inner and blend")
         step = self._backend.block_elements
         if len(out) <= step or self._is_one_pass(len(inputs), last):
-            self._combine_block(out, inputs, last)
+            self.combine_block(out, inputs, last)
             return
         for start in range(0, len(out), step):
             block = slice(start, start + step)
-            self._combine_block(out[block], [array[block] for array in inputs], last)
+            self.combine_block(out[block], [array[block] for array in inputs], last)
 
     def _is_one_pass(self, inputs: int, last: bool) -> bool:
         """True where a single operation does all, so that blocks would gain nothing."""
         return inputs <= 2 and not (last and self._finish)
 
-    def _combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
+    def combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
         if len(inputs) == 1:
             if inputs[0] is not out:
                 self._backend.copy(out, inputs[0])
@@ -297,7 +301,7 @@ class HalfKernel(BlockKernel):
     def _is_one_pass(self, inputs: int, last: bool) -> bool:
         return False
 
-    def _combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
+    def combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
         total = self._input(inputs[0], 0)
         for array in inputs[1:]:
             self._operation(total, self._input(array, 1), out=total)
@@ -344,7 +348,7 @@ class IntegerAverage(IntegerKernel):
     def _is_one_pass(self, inputs: int, last: bool) -> bool:
         return False
 
-    def _combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
+    def combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
         total = self._input(inputs[0], 0)
         for array in inputs[1:]:
             self._add(total, self._input(array, 1), out=total)
@@ -377,7 +381,7 @@ class LongAverage(IntegerAverage):
     so does the average, which lies within the type.
     """
 
-    def _combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
+    def combine_block(self, out: Array, inputs: Sequence[Array], last: bool) -> None:
         backend, add, size = self._backend, self._add, self._size
         total = self._input(inputs[0], 0)
         if not last:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horo_lite.engine.handles import Handle, Pending
 from horo_lite.engine.instruments import Instruments
 from horo_lite.errors import HorovodInternalError, PeerLostError, ShutDownError
+from horo_lite.interfaces import Array
 from horo_lite.transport.waiting import Backoff
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Engine:
         self._lock = threading.Lock()
         self._work = threading.Event()
         self._spin_polls = spin_polls
+        self._direct_polls = _DIRECT_POLLS if spin_polls else 0
         self._closing = self._closed = False
         self.moves = 0
         self._thread: threading.Thread | None = None
@@ -103,12 +105,16 @@ class Engine:
                 self._lock.release()
         return handle.finished
 
-    def call(self, lane: NamedLane, operation: Operation) -> Any:
-        """A synchronous call: at once in the caller's thread where nothing else is under way; else like any other."""
+    def call(self, lane: NamedLane, operation: Operation, arguments: Hashable = None) -> Any:
+        """A synchronous call: at once in the caller's thread where nothing else is under way; else like any other.
+
+        Args:
+            arguments: by which ``repeat`` knows the same call again; None where it should not.
+        """
         taken = False
         if self._lock.acquire(blocking=False):
             try:
-                taken = lane.call(operation, _DIRECT_POLLS if self._spin_polls else 0)
+                taken = lane.short_way.call(operation, self._direct_polls, arguments)
             except PeerLostError as error:
                 operation.handle.fail(error)
                 lane.abandon(error)
@@ -117,6 +123,26 @@ class Engine:
         if not taken and not operation.handle.finished:
             lane.submit(operation)
         return self.wait(operation.handle)
+
+    def repeat(
+        self,
+        lane: NamedLane,
+        arguments: Hashable,
+        name: str | None,
+        values: Array,
+        target: Array,
+        make: Callable[[], Operation],
+    ) -> Handle | bool:
+        """A small all-reduce once more (``ShortWay.repeat``); False where it must be made and called."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return lane.short_way.repeat(arguments, name, values, target, make, self._direct_polls)
+        except PeerLostError as error:
+            lane.abandon(error)
+            raise
+        finally:
+            self._lock.release()
 
     def wait(self, handle: Handle) -> Any:
         """Wait for an operation and return its result, or raise its error."""

@@ -15,6 +15,7 @@ from horo_lite.collectives.partition import chunks, offsets_of
 from horo_lite.collectives.registry import algorithm
 from horo_lite.collectives.selection import AUTO, Table
 from horo_lite.config import Config
+from horo_lite.engine.control import TRAVELLING_BYTES
 from horo_lite.engine.instruments import Instruments
 from horo_lite.engine.sharing import shared_blocks
 from horo_lite.engine.tuning import find_table
@@ -23,8 +24,9 @@ from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import is_crowded
 
 _STAGING_BYTES = 3 << 20  # three pieces of 1 MiB, so that what one rank writes another finds in a cache
-_TRAVELLING_BYTES = 8 << 10
-_COORDINATED_BYTES = 64 << 10  # from all ranks together
+_COORDINATED_BYTES = 128 << 10  # of values that go along with requests, from all ranks together
+_COORDINATED_FAR_BYTES = 64 << 10
+_TRAVELLING_FAR_BYTES = 8 << 10  # across nodes the coordinator's port is what is waited for
 _UNMEASURED_BYTES = 8 << 10  # up to here the built-in estimates are as good as a measurement
 Choice = tuple[Callable[..., Schedule], ArrayKernel, bool]
 """What makes a schedule, with which kernel, and whether it needs the staging memory."""
@@ -57,9 +59,12 @@ class Fabric:
         self._config = config
         self._one_node = len(topology.nodes) == 1 and self.shares_memory
         self._staging: list[Array] | None = None
-        automatic = config.algorithm == AUTO
-        self.travelling_bytes = min(_TRAVELLING_BYTES, _COORDINATED_BYTES // self.size) if automatic else -1
-        """Tensors up to this size travel with the request (see ``NamedLane.call``)."""
+        self.travelling_bytes = -1
+        """Tensors up to this size travel with the request (see ``short_way``)."""
+        if config.algorithm == AUTO and len(topology.nodes) == 1:
+            self.travelling_bytes = min(TRAVELLING_BYTES, _COORDINATED_BYTES // self.size)
+        elif config.algorithm == AUTO:
+            self.travelling_bytes = min(_TRAVELLING_FAR_BYTES, _COORDINATED_FAR_BYTES // self.size)
         self._ranks_per_node = min(len(node) for node in topology.nodes)
         crowded = is_crowded(topology.local_size)
         measures = self.size > 1 and config.algorithm == AUTO and (len(topology.nodes) > 1 or not crowded)
@@ -81,7 +86,7 @@ class Fabric:
         Args:
             staged: False keeps away from the staging memory (for a schedule inside another one).
         """
-        if self.table is None and buffer.nbytes > _UNMEASURED_BYTES:
+        if self.table is None and buffer.nbytes > max(_UNMEASURED_BYTES, self.travelling_bytes):
             again = functools.partial(
                 self.allreduce, buffer, type_name, reduction, prescale, postscale, device, staged
             )
@@ -107,7 +112,10 @@ class Fabric:
         if reduction is Reduction.ADASUM:
             return algorithm("adasum", "halving_doubling").schedule, arithmetic, False
         staged = staged and isinstance(buffer, np.ndarray)
-        name = self._algorithm("allreduce", buffer.nbytes, arithmetic.wide, staged)
+        if buffer.nbytes <= self.travelling_bytes:
+            name = "gathered"  # adds up in the coordinator's order: which of both did it shows in no bit
+        else:
+            name = self._algorithm("allreduce", buffer.nbytes, arithmetic.wide, staged)
         return self._prepared(name, buffer, reduction), arithmetic, name == "shared"
 
     def run(self, name: str, buffer: Array, arithmetic: ArrayKernel) -> Schedule:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import struct
 from collections import deque
 
+import numpy as np
+
 from horo_lite.engine.agreement import Signature
-from horo_lite.engine.control import ControlChannel, packed
+from horo_lite.engine.control import FIRST_DATA_TAG, NUMBERED, ControlChannel, packed
 from horo_lite.engine.coordinator import JOIN, Agreement, Coordinator, Key, Verdict
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Pending
 from horo_lite.engine.operations import Operation, Refusal, stand_in
+from horo_lite.engine.short_way import ShortWay
 from horo_lite.engine.tuning import describe
 from horo_lite.errors import (
     ArgumentError,
@@ -31,10 +33,8 @@ from horo_lite.errors import (
 from horo_lite.interfaces import Schedule, Transport
 from horo_lite.transport.driver import Running
 
-_FIRST_DATA_TAG = 1  # 0 is the control channel's; the upper half is for messages between two ranks
 _CACHE_CAPACITY = 1024
 _AGREEMENTS_KEPT = 4 * _CACHE_CAPACITY
-_CACHED = struct.Struct("<cqq")  # b"#", number of the cached agreement, counter
 
 
 class NamedLane:
@@ -55,13 +55,15 @@ class NamedLane:
         self._postponed: list[Operation] = []
         self._running: list[tuple[Running, Operation]] = []
         self._exclusive: deque[tuple[Running, Operation]] = deque()
-        self._control = ControlChannel(self.transport)
+        self._control = ControlChannel(self.transport, prepared=True)
         self._counters: dict[str, itertools.count[int]] = {}
         self._started = itertools.count()
-        self._tags = self.transport.max_tag // 2 - _FIRST_DATA_TAG
+        self._tags = self.transport.max_tag // 2 - FIRST_DATA_TAG  # the upper half is for messages between two ranks
         self._known: dict[tuple[str, Signature], Agreement] = {}
         self._agreed: dict[int, Agreement] = {}
         self._newest = 0
+        self._stirred = False
+        self.short_way = ShortWay(self, fabric, self._control, self._coordinator)
 
     def choices(self) -> str:
         """Which algorithms all-reduces take here, for people; "" until the first larger one has settled it."""
@@ -76,7 +78,7 @@ class NamedLane:
         Raises:
             ValueError: an operation of this name waits for other ranks already.
         """
-        self._name(operation)
+        self.name(operation)
         if not isinstance(operation, Refusal):
             if operation.key in self._names:
                 raise ArgumentError(
@@ -85,114 +87,31 @@ class NamedLane:
                 )
             self._names.add(operation.key)
         self._submitted.append(operation)
+        self.stir()
 
-    def call(self, operation: Operation, polls: int) -> bool:
-        """The short way of a synchronous call, for what was agreed on before and with nothing else under way.
-
-        The caller waits for each message right here, and the values of a small tensor travel with the request: the
-        coordinator reduces them and answers with the result, so that nothing more is sent. What needs more than
-        ``polls`` polls, or another message than the expected one, turns back to the ordinary way.
-
-        Returns:
-            False when the operation must be submitted; True when it is finished or under way.
-        """
-        self._name(operation)
-        known = self._agreement_on(operation)
-        if known is None or known.number is None or not self.idle:
-            return False
-        if self._fabric.instruments.timeline is not None or (polls == 0 and self.transport.size > 1):
-            return False
-        header = _CACHED.pack(b"#", known.number, operation.key.counter)
-        payload = operation.payload(self._fabric)
-        if self._coordinator is None:
-            self._control.send(header if payload is None else header + payload, 0)
-            word = self._confirm(operation, header, polls)
-        else:
-            word = self._collect(self._coordinator, operation, known, header, payload, polls)
-        if word is None:
-            return True
-        if word:
-            operation.absorb(word, self._fabric)
-            operation.handle.succeed(operation.result())
-            return True
-        schedule, exclusive = operation.schedule(known.signatures, self._fabric)
-        running = self._launch(schedule, exclusive, operation)
-        while not running.finished and polls:
-            polls -= not self._advance(running, operation)
-        if running.finished:
-            self._exclusive.clear()
-            self._running.clear()
-        return True
-
-    def _confirm(self, operation: Operation, header: bytes, polls: int) -> bytes | None:
-        """On a member that has asked: wait for the coordinator's word.
-
-        Returns:
-            the result where it came along, b"" where the operation starts now, None when something else came of it.
-        """
-        for _ in range(polls):
-            received = self._control.receive()
-            if received is not None:
-                if received[0].startswith(header):
-                    return received[0][len(header) :]
-                self._wait_for(operation)
-                self._read(*received)
-                return None
-        self._wait_for(operation)
-        return None
-
-    def _collect(
-        self,
-        coordinator: Coordinator,
-        operation: Operation,
-        known: Agreement,
-        header: bytes,
-        payload: bytes | None,
-        polls: int,
-    ) -> bytes | None:
-        """On the coordinator: wait for all members to ask for the same, and tell them. Returns as ``_confirm``."""
-        asked: dict[int, bytes] = {}
-        received: tuple[bytes, int] | None = None
-        while polls and len(asked) + 1 < self.transport.size:
-            received = self._control.receive()
-            if received is None:
-                polls -= 1
-            elif received[0].startswith(header):
-                asked[received[1]] = received[0][len(header) :]
-                received = None
-            else:
-                break
-        if len(asked) + 1 < self.transport.size:
-            self._wait_for(operation)
-            for member in (0, *asked):
-                self._announce(coordinator.ask(member, operation.key, known))
-            if received is not None:
-                self._read(*received)
-            return None
-        result = b""
-        if payload is not None and all(asked.values()):
-            result = operation.combine([payload, *(asked[member] for member in sorted(asked))], self._fabric)
-        for member in asked:
-            self._control.send(header + result, member)
-        return result
-
-    def _wait_for(self, operation: Operation) -> None:
-        self._asked[operation.key] = operation
-        self._names.add(operation.key)
-
-    def _name(self, operation: Operation) -> None:
+    def name(self, operation: Operation) -> None:
+        """Number an operation that has no name of its own."""
         if not operation.key.name:
-            kind = operation.signature.kind
-            counter = self._counters.setdefault(kind, itertools.count())
-            operation.key = Key(f"{kind}.noname", next(counter))
-            operation.handle.name = str(operation.key)
+            operation.number(self.next_key(operation.signature.kind))
+
+    def next_key(self, kind: str) -> Key:
+        """What the next unnamed operation of a kind is matched by."""
+        counter = self._counters.setdefault(kind, itertools.count())
+        return Key(f"{kind}.noname", next(counter))
 
     @property
     def idle(self) -> bool:
         """Nothing is waiting or under way here."""
-        return not (
-            self._submitted or self._asked or self._running or self._exclusive or self._control.sending
-        )
+        if not self._stirred:
+            return True
+        self._stirred = False  # before the look: whoever adds something after it sets this again
+        if self._submitted or self._asked or self._running or self._exclusive or self._control.busy:
+            self._stirred = True
+        return not self._stirred
+
+    def stir(self) -> None:
+        """Something is under way, so that this lane needs polling until ``idle`` finds it done."""
+        self._stirred = True
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -267,21 +186,27 @@ class NamedLane:
         timeline = self._fabric.instruments.timeline
         if timeline is not None:
             timeline.begin(str(key), f"NEGOTIATE_{signature.kind.upper()}")
-        known = self._agreement_on(operation)
+        known = self.agreement_on(operation)
         if self._coordinator is not None:
-            self._announce(self._coordinator.ask(0, key, signature if known is None else known))
+            self.announce(self._coordinator.ask(0, key, signature if known is None else known))
         elif known is None:
             self._control.send(packed((key, signature)), 0)
         else:
-            self._control.send(_CACHED.pack(b"#", known.number, key.counter), 0)
+            self._control.send(NUMBERED.pack(b"#", known.number, key.counter), 0)
 
-    def _announce(self, verdicts: list[Verdict]) -> None:
+    def expect(self, operation: Operation) -> None:
+        """This rank has asked for an operation: it begins when the verdict comes."""
+        self._asked[operation.key] = operation
+        self._names.add(operation.key)
+        self.stir()
+
+    def announce(self, verdicts: list[Verdict]) -> None:
         """On the coordinator: tell the members, in one order for all."""
         for verdict in verdicts:
             if self.transport.size > 1:
                 agreement = verdict.agreement
                 if agreement is not None and agreement.number in self._agreed:
-                    message = _CACHED.pack(b"#", agreement.number, verdict.key.counter)
+                    message = NUMBERED.pack(b"#", agreement.number, verdict.key.counter)
                 else:
                     message = packed(verdict)
                 for member in range(1, self.transport.size):
@@ -291,27 +216,28 @@ class NamedLane:
     def _receive_control(self) -> bool:
         moved = False
         while (received := self._control.receive()) is not None:
-            self._read(*received)
+            self.read(*received)
             moved = True
         return moved
 
-    def _read(self, message: bytes, peer: int) -> None:
+    def read(self, message: bytes, peer: int) -> None:
+        """A request, on the coordinator, or a verdict."""
         if message[:1] != b"#":
             if self._coordinator is None:
                 self._act(pickle.loads(message))
             else:
                 key, asked = pickle.loads(message)
-                self._announce(self._coordinator.ask(peer, key, asked))
+                self.announce(self._coordinator.ask(peer, key, asked))
             return
-        _, number, counter = _CACHED.unpack_from(message)
+        _, number, counter = NUMBERED.unpack_from(message)
         known = self._agreed[number]
         key = Key(known.name, counter)
         if self._coordinator is not None:  # values that came along are sent again, now that ranks did not meet at once
-            self._announce(self._coordinator.ask(peer, key, known))
-        elif len(message) > _CACHED.size:
+            self.announce(self._coordinator.ask(peer, key, known))
+        elif len(message) > NUMBERED.size:
             operation = self._asked.pop(key)
             self._names.discard(key)
-            operation.absorb(message[_CACHED.size :], self._fabric)
+            operation.absorb(np.frombuffer(message, np.uint8, offset=NUMBERED.size), self._fabric)
             operation.handle.succeed(operation.result())
         else:
             self._act(Verdict(key, known))
@@ -351,15 +277,20 @@ class NamedLane:
             del self._agreed[next(iter(self._agreed))]
         self._newest = number
 
-    def _agreement_on(self, operation: Operation) -> Agreement | None:
+    def agreement_on(self, operation: Operation) -> Agreement | None:
         """What the members agreed on before, where the coordinator still knows it when a request by number arrives.
 
         Until then there may be as many new agreements as operations are under way, and each pushes an old one out.
         """
         known = self._known.get((operation.key.name, operation.signature))
-        if known is None or known.number is None:
-            return None
-        return known if self._newest - known.number + len(self._asked) < _AGREEMENTS_KEPT else None
+        return known if known is not None and self.remembers(known) else None
+
+    def remembers(self, agreement: Agreement) -> bool:
+        """See ``agreement_on``."""
+        return (
+            agreement.number is not None
+            and self._newest - agreement.number + len(self._asked) < _AGREEMENTS_KEPT
+        )
 
     def _start(self, operation: Operation, agreement: Agreement) -> None:
         timeline = self._fabric.instruments.timeline
@@ -375,10 +306,21 @@ class NamedLane:
         if not exclusive or len(self._exclusive) == 1:
             self._advance(running, operation)
 
+    def carry_out(self, operation: Operation, agreement: Agreement, polls: int) -> None:
+        """Start an operation while nothing else is under way, and stay with it for some polls."""
+        schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
+        running = self._launch(schedule, exclusive, operation)
+        while not running.finished and polls:
+            polls -= not self._advance(running, operation)
+        if running.finished:
+            self._exclusive.clear()
+            self._running.clear()
+
     def _launch(self, schedule: Schedule, exclusive: bool, operation: Operation) -> Running:
-        tag = _FIRST_DATA_TAG + next(self._started) % self._tags
+        tag = FIRST_DATA_TAG + next(self._started) % self._tags
         running = Running(schedule, self.transport, tag)
         (self._exclusive if exclusive else self._running).append((running, operation))
+        self.stir()
         return running
 
     def _advance(self, running: Running, operation: Operation) -> bool:

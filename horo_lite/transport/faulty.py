@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from horo_lite.errors import PeerLostError
-from horo_lite.interfaces import Array, Token, Transport
+from horo_lite.interfaces import Array, Mailbox, Token, Transport
+from horo_lite.transport.mailbox import ProbedMailbox
 
 _DELAY_S = 3.0
 _EXIT_CODE = 9
@@ -44,6 +45,9 @@ class FaultyTransport:
 
     def done(self, tokens: Sequence[Token]) -> bool:
         return self._transport.done([token for token in tokens if token is not None])
+
+    def mailbox(self, tag: int, capacity: int) -> Mailbox:
+        return ProbedMailbox(self, tag, capacity)  # whose messages count
 
     def subgroup(self, ranks: Sequence[int]) -> Transport | None:
         inner = self._transport.subgroup(ranks)

@@ -17,7 +17,8 @@ import threading
 from collections.abc import Sequence
 
 from horo_lite.errors import HorovodInternalError, PeerLostError
-from horo_lite.interfaces import Array, Message, Native
+from horo_lite.interfaces import Array, Mailbox, Message, Native
+from horo_lite.transport.mailbox import ProbedMailbox
 from horo_lite.transport.simulator import (
     MessageMismatchError,
     carry_out_native,
@@ -188,6 +189,10 @@ class LoopbackEndpoint:
                 if sent.peers[0] == self.rank and tag in (None, sent.tag):
                     return Message(sent.rank, sent.tag, sent.buffer.nbytes)
             return None
+
+    def mailbox(self, tag: int, capacity: int) -> Mailbox:
+        """Short messages on a tag of their own."""
+        return ProbedMailbox(self, tag, capacity)
 
     def subgroup(self, ranks: Sequence[int]) -> LoopbackEndpoint | None:
         """The n-th call on each rank makes, or joins, the n-th subgroup; nobody waits."""

@@ -17,9 +17,10 @@ import numpy as np
 from horo_lite.arrays import as_bytes
 from horo_lite.config import Config
 from horo_lite.errors import ArgumentError, MPIMissingError, PeerLostError
-from horo_lite.interfaces import Array, Message, Native, Reduction, Token, Transport
+from horo_lite.interfaces import Array, Mailbox, Message, Native, Reduction, Token, Transport
 from horo_lite.transport import cuda
 from horo_lite.transport.faulty import FaultyTransport
+from horo_lite.transport.mailbox import PersistentMailbox
 from horo_lite.transport.staging import StagedTransport
 from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import Backoff
@@ -83,6 +84,7 @@ class MPITransport:
         self._chunk_elements = chunk_elements
         self._cuda_aware = cuda_aware
         self._staged: StagedTransport | None = None
+        self._mailboxes: list[PersistentMailbox] = []
         self._whole_bytes = min(_LARGEST_MESSAGE_BYTES, chunk_elements)  # no element is under a byte
         self._byte = self._mpi.BYTE
         self._status = self._mpi.Status()
@@ -106,7 +108,7 @@ class MPITransport:
             self.sent_bytes += buffer.nbytes
             return _Chunks([self._comm.Isend([p, self._byte], peer, tag) for p in pieces])
         except self._mpi.Exception as error:
-            raise self._lost(error, peer) from error
+            raise self.lost(error, peer) from error
         except _NO_BUFFER:
             return self.send(as_bytes(buffer), peer, tag, whole)
 
@@ -120,7 +122,7 @@ class MPITransport:
                 return self._comm.Irecv([buffer, self._byte], peer, tag)
             return _Chunks([self._comm.Irecv([p, self._byte], peer, tag) for p in self._pieces(buffer)])
         except self._mpi.Exception as error:
-            raise self._lost(error, peer) from error
+            raise self.lost(error, peer) from error
         except _NO_BUFFER:
             return self.recv(as_bytes(buffer), peer, tag, whole)
 
@@ -132,7 +134,7 @@ class MPITransport:
                 if not token.Test():
                     return False
         except self._mpi.Exception as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
         return True
 
     def probe(self, tag: int | None = None) -> Message | None:
@@ -142,8 +144,13 @@ class MPITransport:
             if not self._comm.Iprobe(self._any_source, wanted, status):
                 return None
         except self._mpi.Exception as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
         return Message(status.Get_source(), status.Get_tag(), status.Get_count(self._byte))
+
+    def mailbox(self, tag: int, capacity: int) -> Mailbox:
+        mailbox = PersistentMailbox(self, self._mpi, self._comm, tag, capacity)
+        self._mailboxes.append(mailbox)
+        return mailbox
 
     def native(self, instruction: Native, tag: int) -> Token:
         operation, buffer, reduction, root = instruction
@@ -169,6 +176,8 @@ class MPITransport:
 
     def close(self) -> None:
         if not self._mpi.Is_finalized():
+            for mailbox in self._mailboxes:
+                mailbox.close()
             self._drain()
             self._comm.Free()
 
@@ -205,7 +214,8 @@ class MPITransport:
         step = max(1, min(self._chunk_elements, _LARGEST_MESSAGE_BYTES // buffer.itemsize))
         return [as_bytes(buffer[start : start + step]) for start in range(0, len(buffer), step)]
 
-    def _lost(self, error: Exception, peer: int | None = None) -> PeerLostError:
+    def lost(self, error: Exception, peer: int | None = None) -> PeerLostError:
+        """An error of the MPI library as what callers know."""
         whom = "" if peer is None else f" to or from rank {peer}"
         return PeerLostError(f"rank {self.rank}: a message{whom} failed in the MPI library: {error}")
 

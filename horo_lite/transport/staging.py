@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from horo_lite.arrays import as_bytes, numpy_dtype, type_name
-from horo_lite.interfaces import Array, Message, Native, Token, Transport
+from horo_lite.interfaces import Array, Mailbox, Message, Native, Token, Transport
 
 
 class Copied(Protocol):
@@ -170,6 +170,9 @@ class StagedTransport:
     def probe(self, tag: int | None = None) -> Message | None:
         self.advance()
         return self._inner.probe(tag)
+
+    def mailbox(self, tag: int, capacity: int) -> Mailbox:
+        return self._inner.mailbox(tag, capacity)
 
     def native(self, instruction: Native, tag: int) -> Token:
         if isinstance(instruction.buffer, np.ndarray):

@@ -44,7 +44,7 @@ def test_the_short_way_of_a_synchronous_call_and_the_ordinary_one_mix(polls):
     for step in range(6):
         operations = [reduce(rank + step) for rank in range(3)]
         for rank in random.Random(step).sample(range(3), 3):
-            if not lanes.named[rank].call(operations[rank], polls):
+            if not lanes.named[rank].short_way.call(operations[rank], polls):
                 lanes.named[rank].submit(operations[rank])
         results = lanes.finish(*[operation.handle for operation in operations])
         assert [result.tolist() for result in results] == [[3.0 + 3 * step] * 3] * 3
@@ -56,7 +56,7 @@ def test_a_disagreement_on_the_short_way(seed=3):
     for odd in (0, 1):
         operations = [reduce(rank, elements=5 if rank == odd else 3) for rank in range(2)]
         for rank in (1, 0):
-            if not lanes.named[rank].call(operations[rank], 4):
+            if not lanes.named[rank].short_way.call(operations[rank], 4):
                 lanes.named[rank].submit(operations[rank])
         for error in lanes.finish(*[operation.handle for operation in operations]):
             assert isinstance(error, DisagreementError)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from horo_lite.engine.operations.absent import stand_in
 from horo_lite.engine.operations.allreduce import AllReduce
-from horo_lite.engine.operations.base import Barrier, Join, Operation, Refusal
+from horo_lite.engine.operations.base import Barrier, Join, Operation, Refusal, new_tensor
 from horo_lite.engine.operations.moving import AllGather, AllToAll, Broadcast
 from horo_lite.engine.operations.reducescatter import ReduceScatter
 
@@ -24,5 +24,6 @@ __all__ = [
     "Operation",
     "ReduceScatter",
     "Refusal",
+    "new_tensor",
     "stand_in",
 ]

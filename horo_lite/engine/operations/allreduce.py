@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from horo_lite.arrays import Flat, check_supported, device_name, is_torch, kernel, type_name
+from horo_lite.arrays import Flat, check_supported, device_name, is_torch, type_name
 from horo_lite.engine.agreement import Signature
 from horo_lite.engine.compressed import compressed
 from horo_lite.engine.fabric import Fabric
@@ -61,27 +61,18 @@ class AllReduce(Operation):
             Signature(self.kind, types, shapes, device, reduction, -1, prescale, postscale, compressor),
         )
 
-    def payload(self, fabric: Fabric) -> bytes | None:
+    def values(self, fabric: Fabric) -> Array | None:
         s = self.signature
-        if len(self._sources) != 1 or self._sources[0].buffer.nbytes > fabric.travelling_bytes:
+        if len(self._sources) != 1 or not 0 < self._sources[0].buffer.nbytes <= fabric.travelling_bytes:
             return None
         if s.compression is not None or s.prescale != 1.0 or s.device != "cpu" or s.reduction == Reduction.ADASUM:
             return None
-        payload: bytes = self._sources[0].buffer.tobytes()
-        return payload
+        return self._sources[0].buffer
 
-    def combine(self, payloads: Sequence[bytes], fabric: Fabric) -> bytes:
-        s = self.signature
-        arithmetic = kernel(s.types[0], Reduction(s.reduction), fabric.size, 1.0, s.postscale)
-        dtype = self._sources[0].buffer.dtype
-        inputs = [np.frombuffer(payload, dtype) for payload in payloads]
-        out = np.empty(len(inputs[0]), dtype)
-        arithmetic.combine(out, inputs, last=True)
-        return out.tobytes()
-
-    def absorb(self, result: bytes, fabric: Fabric) -> None:
+    def absorb(self, result: Array, fabric: Fabric) -> None:
         self._take_outputs(fabric)
-        self._flats[0].buffer[:] = np.frombuffer(result, self._flats[0].buffer.dtype)
+        buffer = self._flats[0].buffer
+        buffer[:] = result.view(buffer.dtype)
 
     def _take_outputs(self, fabric: Fabric) -> None:
         if self._in_place:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from horo_lite.engine.agreement import Shape, Signature
 from horo_lite.engine.coordinator import JOIN, Key
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle
-from horo_lite.interfaces import Schedule
+from horo_lite.interfaces import Array, Schedule
 
 Signatures = dict[int, Signature]
 """What each member asked for; members that have joined are missing."""
@@ -44,16 +44,17 @@ class Operation:
         """What this rank does, and whether it needs the fabric's staging memory to itself."""
         raise NotImplementedError
 
-    def payload(self, fabric: Fabric) -> bytes | None:
-        """This rank's values, where they are few enough to travel with the request; the same length on all ranks."""
+    def number(self, key: Key) -> None:
+        """Called by the lane for an unnamed operation."""
+        self.key = key
+        self.handle.name = str(key)
+
+    def values(self, fabric: Fabric) -> Array | None:
+        """This rank's values, flat, where they are few enough to travel with the request; else None."""
         return None
 
-    def combine(self, payloads: Sequence[bytes], fabric: Fabric) -> bytes:
-        """On the coordinator: the result of all members' payloads, in order."""
-        raise NotImplementedError
-
-    def absorb(self, result: bytes, fabric: Fabric) -> None:
-        """The result that came with the answer, in place of a schedule."""
+    def absorb(self, result: Array, fabric: Fabric) -> None:
+        """The bytes of the result, which came with the answer in place of a schedule."""
         raise NotImplementedError
 
     def result(self) -> Any:
