@@ -6,12 +6,13 @@ views hold the reduced gradients. The plan is agreed on once; a step negotiates,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from horo_lite.buckets import Bucket, BucketPlan, GradientSpec, plan
+from horo_lite.buckets import Bucket, BucketPlan, GradientSpec, common_fate, plan
 from horo_lite.compression import Frozen, resolve
 from horo_lite.context import ProcessSet, current, global_process_set
 from horo_lite.engine.agree import agree_on_plan, gather_bytes, refuse_plan
@@ -19,7 +20,7 @@ from horo_lite.engine.compressed import compressed
 from horo_lite.engine.memory import BucketMemory, private_memory, shared_memory
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
 from horo_lite.engine.planned import Place, PlannedOperation
-from horo_lite.errors import ArgumentError
+from horo_lite.errors import ArgumentError, HorovodInternalError
 from horo_lite.interfaces import Array, Compressor, Parameter, Reduction, Schedule
 
 
@@ -42,10 +43,14 @@ class GradientBuckets:
 
     Attributes:
         views: per gradient, a flat array: its place in its bucket.
+        number: what the lane knows the plan by.
+        in_use: made, and neither closed nor dropped.
 
     Raises:
         DisagreementError: ranks differ; on every rank, with the first differing parameter and both values.
     """
+
+    in_use = False
 
     def __init__(
         self,
@@ -89,9 +94,10 @@ class GradientBuckets:
             worth_trying=device == "cpu" and core_is_free(self._fabric.topology),
         )
         self._orders_buckets = False
-        self._order: list[int] | None = None
-        self._number = self._lane.enter(self)
+        self._order: list[int] | None = None if len(self._plan.buckets) > 1 else [0] * len(self._plan.buckets)
+        self.number = self._lane.enter(self)
         self._memory = self._make_memory()
+        self.in_use = True
         self.views: list[Array] = [None] * len(specs)
         self._bucket_of = [0] * len(specs)
         for bucket, buffer in zip(self._plan.buckets, self._memory.mine, strict=True):
@@ -132,13 +138,15 @@ class GradientBuckets:
 
         def make() -> Schedule:
             yield from agree_on_plan(self._plan, settings, self.label, self._fabric)
-            wishes = yield from gather_bytes(str(self._overlap.worth_trying).encode(), self._fabric)
-            self._orders_buckets = b"False" not in wishes  # nodes may differ in what is worth trying
+            own = json.dumps([self._overlap.worth_trying, self._lane.in_use()]).encode()
+            everyone = [json.loads(each) for each in (yield from gather_bytes(own, self._fabric))]
+            self._orders_buckets = all(worth for worth, _ in everyone)  # nodes may differ in what is worth trying
+            self._lane.let_go({number for _, in_use in everyone for number in in_use})
             if self._device != "cpu" or self._compressors is not None or self._op is Reduction.ADASUM:
                 return private_memory(self._plan, self._device)
             return (yield from shared_memory(self._plan, self._fabric))
 
-        operation = PlannedOperation(f"{self.label}: agreement on the plan", Place(0, self._number, 0), make)
+        operation = PlannedOperation(f"{self.label}: agreement on the plan", Place(0, self.number, 0), make)
         self._lane.submit(operation)
         memory: BucketMemory = self._engine.wait(operation.handle)
         return memory
@@ -162,8 +170,12 @@ class GradientBuckets:
             if self._overlap.on:
                 self._launch_complete()
 
-    def finish(self) -> list[bool]:
+    def finish(self, failed: bool = False) -> list[bool]:
         """Reduce what has not been reduced yet, and wait for all. Gradients that are not ready go as zeros.
+
+        Args:
+            failed: this step came to nothing on this rank after some gradients were ready. That is an error on every
+                rank, unless it happened to all.
 
         Returns:
             per gradient: some rank had it in this step. Where none had, the view holds zeros.
@@ -173,7 +185,7 @@ class GradientBuckets:
         """
         try:
             for bucket in self._sequence()[len(self._launched) :]:
-                self._launch(bucket)
+                self._launch(bucket, failed)
             if self._launched:
                 last = self._launched[-1]
                 self._engine.drive(lambda: last.handle.finished, last.handle)
@@ -206,7 +218,7 @@ class GradientBuckets:
         if self._launched:
             self._engine.wake()
 
-    def _launch(self, index: int) -> None:
+    def _launch(self, index: int, failed: bool = False) -> None:
         bucket = self._plan.buckets[index]
         used = [self._ready[slot.index] for slot in bucket.slots]
         for slot, is_used in zip(bucket.slots, used, strict=True):
@@ -214,8 +226,8 @@ class GradientBuckets:
                 self.views[slot.index][:] = 0
         operation = PlannedOperation(
             self._labels[index],
-            Place(self._number, self._step, index),
-            lambda: self._reduce(bucket, used, self._states),
+            Place(self.number, self._step, index),
+            lambda: self._reduce(bucket, used, self._states, failed),
         )
         self._launched.append(operation)
         self._lane.submit(operation)
@@ -230,21 +242,35 @@ class GradientBuckets:
         self._memory.mine[bucket][:] = 0
         states = [Frozen(state) for state in self._states]
         operation = PlannedOperation(
-            f"{self.label}, bucket {bucket} after join()", Place(self._number, step, bucket),
-            lambda: self._reduce(chosen, [False] * len(chosen.slots), states),
+            f"{self.label}, bucket {bucket} after join()", Place(self.number, step, bucket),
+            lambda: self._reduce(chosen, [False] * len(chosen.slots), states, None),
         )
         self._lane.submit(operation)
 
     def close(self) -> None:
-        """Let go of shared memory; views stay valid as long as somebody holds them."""
-        self._memory.close()
-        self._reducers = []
+        """Let go of shared memory; views stay valid as long as somebody holds them. A step under way has failed."""
+        try:
+            if self.in_use and self.pending and self._lane in self._engine.lanes:
+                self.finish(failed=True)
+        finally:
+            self.in_use = False
+            self._memory.close()
+            self._reducers = []
+
+    def __del__(self) -> None:
+        # Ranks with more data than this one go on, and once it has called join() it takes part in what they reduce.
+        # So the lane brings the buckets back to life, until the next plan is made and no rank uses them.
+        if self.in_use and self._fabric.size > 1 and self._lane in self._engine.lanes:
+            self.in_use = False
+            self._states = [{} for _ in self._states]  # these hold the model
+            self._lane.keep(self)
 
     # --- what happens to a bucket --------------------------------------------------------------------------------
 
     def _reduce(
-        self, bucket: Bucket, used: list[bool], states: Sequence[MutableMapping[str, Any]]
+        self, bucket: Bucket, used: list[bool], states: Sequence[MutableMapping[str, Any]], failed: bool | None
     ) -> Schedule:
+        """Schedule: one bucket. ``failed`` says how this rank's step went; None on a rank that has joined."""
         buffer = self._memory.mine[bucket.index]
         dense_bytes = self._dense_bytes[bucket.index]
         self._fabric.stats.dense_bytes += dense_bytes
@@ -252,17 +278,23 @@ class GradientBuckets:
             self._fabric.stats.payload_bytes += dense_bytes
         if self._compressors is not None:
             yield from self._reduce_compressed(self._compressors[bucket.index], bucket, states)
-            used = yield from self._gather_used(used)
+            used, fate = yield from self._gather_used(used, failed)
         elif self._op is Reduction.ADASUM:
             boundaries = (*(slot.start for slot in bucket.slots), bucket.used_start)
             yield from self._fabric.adasum(
                 buffer[: bucket.used_start], bucket.type_name, boundaries, *self._scales, self._device
             )
-            used = yield from self._gather_used(used)
+            used, fate = yield from self._gather_used(used, failed)
         else:
-            bucket.write_used(buffer, used)
+            bucket.write_used(buffer, used, failed)
             yield from self._reducers[bucket.index]()
-            used = bucket.read_used(buffer)
+            used, fate = bucket.read_used(buffer)
+        if failed is not None and fate is not failed:
+            where = "this rank but not on all others" if failed else "another rank"
+            raise HorovodInternalError(
+                f"{self.label}: a backward pass failed midway on {where}, when some of its gradients were under way; "
+                "the gradients of this step are of no use on any rank"
+            )
         for slot, is_used in zip(bucket.slots, used, strict=True):
             self._used_anywhere[slot.index] = is_used
 
@@ -288,11 +320,12 @@ class GradientBuckets:
             if factor != 1.0:
                 view *= factor
 
-    def _gather_used(self, used: list[bool]) -> Schedule:
+    def _gather_used(self, used: list[bool], failed: bool | None) -> Schedule:
         """A small message of its own, where the used bits can't travel in the bucket."""
-        flags = np.array(used, np.uint8)
+        flags = np.array([*used, failed is True, failed is False], np.uint8)
         yield from self._fabric.allreduce(flags, "uint8", Reduction.MAX, staged=False)[0]
-        return [bool(flag) for flag in flags]
+        *used, any_failed, any_succeeded = (bool(flag) for flag in flags)
+        return used, common_fate(any_failed, any_succeeded)
 
     def _agree_on_order(self, step: int) -> PlannedOperation:
         """After the first step: buckets go in the order in which they were complete on the first rank."""
@@ -304,7 +337,7 @@ class GradientBuckets:
             self._order = [int(index) for index in order]
 
         operation = PlannedOperation(
-            f"{self.label}: agreement on the order of buckets", Place(self._number, step, len(order)), agree
+            f"{self.label}: agreement on the order of buckets", Place(self.number, step, len(order)), agree
         )
         self._lane.submit(operation)
         return operation

@@ -8,7 +8,7 @@ compared. Nothing here holds memory or knows a framework: the engine makes a fla
 
 from __future__ import annotations
 
-from horo_lite.buckets.layout import ALIGNMENT_BYTES, Bucket, GradientSpec, Slot
+from horo_lite.buckets.layout import ALIGNMENT_BYTES, Bucket, GradientSpec, Slot, common_fate
 from horo_lite.buckets.plan import BucketPlan, PlanDifference, plan
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "GradientSpec",
     "PlanDifference",
     "Slot",
+    "common_fate",
     "plan",
 ]

@@ -2,17 +2,17 @@
 
 ::
 
-    | gradient 0 | gap | gradient 1 | gap | ... | used: one element per gradient | gap |
+    | gradient 0 | gap | gradient 1 | gap | ... | used: one element per gradient, failed, succeeded | gap |
     ^ every piece begins at a multiple of 64 bytes
 
-The *used* region says which gradients were computed in this step, with no message of its own: it
-is reduced with the rest of the bucket. A rank writes infinity for a gradient it has and 0 for one
-it lacks; what is not 0 after the reduction was used by somebody. A count would do for a plain Sum,
-but 1 can vanish on its way through a scale factor or a division by N in 16 bits; infinity survives
-every sum with zeros, every cast and every factor (times 0 it is NaN, which is not 0 either), for
-any number of ranks. So a bucket is of a floating-point or complex type, which gradients are, and is
-reduced by Sum or Average; Adasum, whose dot products run over gradients one by one, leaves the
-region out.
+The *used* region says which gradients were computed in this step, and whether a backward pass broke
+off midway, with no message of its own: it is reduced with the rest of the bucket. A rank writes
+infinity for what is so on it and 0 for what is not; what is not 0 after the reduction is so
+somewhere. A count would do for a plain Sum, but 1 can vanish on its way through a scale factor or a
+division by N in 16 bits; infinity survives every sum with zeros, every cast and every factor (times
+0 it is NaN, which is not 0 either), for any number of ranks. So a bucket is of a floating-point or
+complex type, which gradients are, and is reduced by Sum or Average; Adasum, whose dot products run
+over gradients one by one, leaves the region out.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from horo_lite.interfaces import Array
 
 ALIGNMENT_BYTES = 64
 """A cache line, so that two ranks that write neighbouring gradients do not fight for one."""
+_FATES = 2  # elements after those of the gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,24 +105,28 @@ class Bucket:
         """The gradients of a bucket's flat array, as flat views in the order of ``slots``."""
         return [buffer[slot.start : slot.stop] for slot in self.slots]
 
-    def write_used(self, buffer: Array, used: Sequence[bool]) -> None:
+    def write_used(self, buffer: Array, used: Sequence[bool], failed: bool | None = False) -> None:
         """Say which gradients this rank has, before the bucket is reduced.
 
         Args:
             buffer: the bucket's flat array.
             used: one value per slot, in their order.
+            failed: how this rank's step went; None where it has none.
         """
-        region = buffer[self.used_start : self.used_start + len(self.slots)]
+        region = buffer[self.used_start : self.used_start + len(self.slots) + _FATES]
         region[:] = math.inf if all(used) else 0
-        if not all(used):
-            for place, has in enumerate(used):
-                if has:
-                    region[place] = math.inf
+        for place, is_so in enumerate([*used, failed is True, failed is False]):
+            if is_so != all(used):
+                region[place] = math.inf if is_so else 0
 
-    def read_used(self, buffer: Array) -> list[bool]:
-        """Which gradients any rank had, from the reduced bucket: one value per slot."""
-        region = buffer[self.used_start : self.used_start + len(self.slots)]
-        return (region != 0).tolist()  # type: ignore[no-any-return]
+    def read_used(self, buffer: Array) -> tuple[list[bool], bool | None]:
+        """From the reduced bucket, which gradients any rank had, one value per slot, and how steps went.
+
+        The latter is False where no rank's failed, True where all did, and None where only some did.
+        """
+        region = buffer[self.used_start : self.used_start + len(self.slots) + _FATES]
+        *used, failed, succeeded = (region != 0).tolist()
+        return used, common_fate(failed, succeeded)
 
 
 def lay_out(index: int, offset_bytes: int, members: Iterable[tuple[int, GradientSpec]]) -> Bucket:
@@ -133,8 +138,13 @@ def lay_out(index: int, offset_bytes: int, members: Iterable[tuple[int, Gradient
     for number, spec in members:
         slots.append(Slot(spec, number, position))
         position = aligned(position + spec.elements, type_name)
-    elements = aligned(position + len(slots), type_name)
+    elements = aligned(position + len(slots) + _FATES, type_name)
     return Bucket(index, type_name, tuple(slots), position, elements, offset_bytes)
+
+
+def common_fate(failed: bool, succeeded: bool) -> bool | None:
+    """Whether the step failed on all ranks, of whether it did on any and whether it did not; None when on some only."""
+    return None if failed and succeeded else failed
 
 
 def aligned(elements: int, type_name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Generator
 from typing import Any
@@ -30,7 +31,7 @@ def agree_on_plan(
     Raises:
         DisagreementError: says how many parameters each rank has and the first difference, with both values.
     """
-    own = plan.digest + repr(sorted(settings.items())).encode()
+    own = plan.digest + hashlib.blake2b(repr(sorted(settings.items())).encode(), digest_size=16).digest()
     digests = yield from gather_bytes(own, fabric)
     if all(digest == digests[0] for digest in digests):
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -63,9 +63,14 @@ class Tagging:
 
 
 class Plan(Protocol):
-    """What the lane knows of a plan: its label, and how a joined rank takes part in it."""
+    """What the lane knows of a plan: its label and number, and how a joined rank takes part in it.
+
+    ``in_use``: this rank may still step it.
+    """
 
     label: str
+    number: int
+    in_use: bool
 
     def take_part(self, step: int, bucket: int) -> None:
         """Submit a bucket for which this rank has nothing, as other ranks do theirs."""
@@ -111,6 +116,7 @@ class PlannedLane:
         self._waiting_since = 0.0
         self._next_call_s = _CHECK_AFTER_S
         self._plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
+        self._dropped: dict[int, Plan] = {}
         self._made = 0
         self._broken: HorovodInternalError | None = None
         self._alarms: list[Token] = []
@@ -118,8 +124,26 @@ class PlannedLane:
     def enter(self, plan: Plan) -> int:
         """Give a plan its number, the same on every rank since plans are made in one order."""
         self._made += 1
-        self._plans[self._tagging.place(self._tagging.tag(Place(self._made, 0, 0))).plan] = plan
+        self._plans[self._plan_bits(self._made)] = plan
         return self._made
+
+    def keep(self, plan: Plan) -> None:
+        """Hold a plan that nobody holds on this rank any more: once it has joined, it takes part in others' steps."""
+        self._dropped[plan.number] = self._plans[self._plan_bits(plan.number)] = plan
+
+    def in_use(self) -> list[int]:
+        """The numbers of the plans that this rank may step."""
+        return [plan.number for plan in list(self._plans.values()) if plan.in_use]
+
+    def let_go(self, in_use: Container[int]) -> None:
+        """Keep only plans that some rank may step."""
+        for number in list(self._dropped):
+            if number not in in_use:
+                del self._dropped[number]
+
+    def _plan_bits(self, number: int) -> int:
+        """What messages call a plan."""
+        return self._tagging.place(self._tagging.tag(Place(number, 0, 0))).plan
 
     def submit(self, operation: PlannedOperation) -> None:
         """Queue an operation, from any thread."""

@@ -16,13 +16,23 @@ if TYPE_CHECKING:
 _log = logging.getLogger("horo_lite")
 
 
+_AT_ONCE_BYTES = 120  # with the length before it, a message of 128
+
+
 def gather_bytes(own: bytes, fabric: Fabric) -> Generator[Any, Any, list[bytes]]:
-    """Schedule: every member's bytes, of any lengths, in order."""
-    lengths = np.zeros(fabric.size, np.int64)
-    yield from fabric.allgather(np.array([len(own)], np.int64), lengths, [1] * fabric.size)
-    counts = [int(n) for n in lengths]
+    """Schedule: every member's bytes, of any lengths, in order. One round where all are short, else two."""
+    record = np.zeros(8 + _AT_ONCE_BYTES, np.uint8)
+    record[:8].view(np.int64)[0] = len(own)
+    content = np.frombuffer(own, np.uint8)
+    beginning = content[:_AT_ONCE_BYTES]
+    record[8 : 8 + len(beginning)] = beginning
+    records = np.empty((fabric.size, len(record)), np.uint8)
+    yield from fabric.allgather(record, records.reshape(-1), [len(record)] * fabric.size)
+    counts = [int(n) for n in records[:, :8].copy().view(np.int64)[:, 0]]
+    if max(counts) <= _AT_ONCE_BYTES:
+        return [row[8 : 8 + n].tobytes() for row, n in zip(records, counts, strict=True)]
     whole = np.empty(sum(counts), np.uint8)
-    yield from fabric.allgather(np.frombuffer(own, np.uint8), whole, counts)
+    yield from fabric.allgather(content, whole, counts)
     ends = np.cumsum(counts)
     return [whole[end - n : end].tobytes() for end, n in zip(ends, counts, strict=True)]
 

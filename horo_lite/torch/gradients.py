@@ -12,6 +12,7 @@ without a gradient counts as zero, and stays None where no rank has one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import warnings
 import weakref
@@ -89,6 +90,7 @@ class GradientExchange:
         if isinstance(optimizer, torch.optim.SparseAdam) and not settings.sparse_as_dense:
             self._sparse_dims = {name: 1 for name, _ in settings.naming.names(optimizer)}
         self._task = -1
+        self._end_of_backward: Any = None  # a weak reference to what autograd calls then; it dies with its graph task
         self._reductions = 0
         self._short_windows = 0
         self._plan()
@@ -218,8 +220,12 @@ class GradientExchange:
             return
         task = torch._C._current_graph_task_id()
         if task != self._task:
+            if self._end_of_backward is not None and self._end_of_backward() is None:
+                self._give_up()
             self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+            ended = functools.partial(self._backward_ended)
+            self._end_of_backward = weakref.ref(ended)
+            torch.autograd.Variable._execution_engine.queue_callback(ended)
             self._stale = self._stale or self._outdated()
         slot.passes += 1
         if self._stale or slot.handed_over or slot.number < 0:
@@ -238,7 +244,7 @@ class GradientExchange:
         return current() is not self._context or any(p.requires_grad for p in self._frozen)
 
     def _backward_ended(self) -> None:
-        self._task = -1
+        self._task, self._end_of_backward = -1, None
         if self._at_once and self._passes >= self.window:
             self._short_windows = 0
             self._reduce()
@@ -283,12 +289,19 @@ class GradientExchange:
         return loss
 
     def forget(self) -> None:
-        """Gradients are about to be cleared. If a backward has failed midway, the other ranks still get their sums."""
-        if any(slot.handed_over for slot in self._slots):
-            self._reduce()
+        """Gradients are about to be cleared."""
+        self._give_up()
         self._reductions = 0
         for slot in self._slots:
             slot.passes, slot.reduced = 0, False
+
+    def _give_up(self) -> None:
+        """If a backward has failed midway, let the other ranks know: an error, where it has not failed on all."""
+        under_way = [slot for slot in self._dense if slot.handed_over]
+        for slot in under_way:
+            slot.passes, slot.handed_over = 0, False
+        if under_way:
+            self._buckets.finish(failed=True)
 
     # --- reducing ------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,48 @@ def test_buckets_are_dropped_while_a_bucket_is_under_way(hvd, overlap):
 
 
 @pytest.mark.ranks(2, 3)
+def test_buckets_that_all_ranks_have_dropped_are_let_go_with_the_next_plan(hvd):
+    """Until then a rank that joins takes part in them, where others go on."""
+    def dropped(count):
+        for _ in range(count):
+            fill(GradientBuckets(SHAPES, op=hvd.Sum), 1.0)
+
+    gc.collect()
+    dropped(2)
+    before = mixed.left_behind()
+    dropped(5)
+    assert mixed.left_behind() == before
+    kept = GradientBuckets(SHAPES, op=hvd.Sum)
+    if hvd.rank() == 0:
+        fill(kept, 3.0)
+        kept.finish()
+        assert kept.views[1].tolist() == [3.0] * 7
+    else:
+        del kept
+        gc.collect()
+    assert hvd.join() == 0
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("failing", ["one", "all"])
+@pytest.mark.parametrize("op_name", ["Sum", "Adasum"])
+def test_a_step_that_fails(hvd, failing, op_name):
+    last = hvd.rank() == hvd.size() - 1
+    buckets = GradientBuckets(SHAPES, op=getattr(hvd, op_name), bucket_bytes=64, overlap=True)
+    for _ in range(3):
+        fill(buckets, 2.0, skip={2, 3} if last or failing == "all" else ())
+        if failing == "all":
+            buckets.finish(failed=True)
+        else:
+            with pytest.raises(hvd.HorovodInternalError, match=r"failed midway on (another|this) rank"):
+                buckets.finish(failed=last)
+        fill(buckets, 2.0)
+        assert buckets.finish() == [True] * 4
+        assert buckets.views[1].tolist() == [2.0 if op_name == "Adasum" else 2.0 * hvd.size()] * 7
+    buckets.close()
+
+
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize(
     ("other", "texts"),
     [
@@ -162,6 +204,7 @@ def test_two_optimizers_stepped_in_another_order_are_found_out(hvd):
 @pytest.mark.ranks(3)
 @pytest.mark.limit(60)
 def test_a_short_soak_leaves_nothing_behind(hvd):
+    gc.collect()  # buckets that earlier tests have left in cycles
     mixed.mixed_operations(hvd, 100)
     mixed.rewraps(hvd, 5)
     before = mixed.left_behind()

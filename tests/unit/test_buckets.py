@@ -178,7 +178,7 @@ def test_used_by_nobody_is_known_after_the_reduction(name, reduction, scale):
         bucket.write_used(buffer, used)
         arithmetic.prescale(buffer)
     arithmetic.combine(buffers[0], buffers, last=True)
-    assert bucket.read_used(buffers[0]) == [True, True, False, True]
+    assert bucket.read_used(buffers[0]) == ([True, True, False, True], False)
     if scale[0]:
         assert all(not view.any() for view in bucket.views(buffers[0]))
 
@@ -189,7 +189,7 @@ def test_used_on_tensors_and_rewritten_every_step():
     buffer = torch.zeros(bucket.elements)
     for used in ([True, True], [False, True], [False, False], [True, False]):
         bucket.write_used(buffer, used)
-        assert bucket.read_used(buffer) == used
+        assert bucket.read_used(buffer) == (used, False)
     assert [len(view) for view in bucket.views(buffer)] == [4, 3]
 
 
