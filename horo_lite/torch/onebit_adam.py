@@ -17,6 +17,7 @@ from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import ArgumentError
 from horo_lite.gradients import GradientBuckets
 from horo_lite.torch.compressor_states import ParameterState
+from horo_lite.torch.loss_scaling import overflowed, unscaled
 from horo_lite.torch.names import Naming
 from horo_lite.torch.slots import Slot
 
@@ -28,8 +29,9 @@ class OneBitAdam(torch.optim.Optimizer):
     stays as it is, each rank adds its own gradient to the common momentum, and what is averaged is
     that momentum, compressed.
 
-    Gradients stay each rank's own, so clipping and loss scaling would see different values on
-    different ranks: use bfloat16 rather than a GradScaler. Everything is exchanged in ``step()``.
+    Gradients stay each rank's own, so clipping sees different values on different ranks. Everything is
+    exchanged in ``step()``. With a ``GradScaler`` all ranks skip a step that overflowed on any; only
+    where it did does the scale go down, so ranks may have different scales, which does no harm.
 
     Args:
         params: as of any optimizer.
@@ -70,6 +72,8 @@ class OneBitAdam(torch.optim.Optimizer):
         self._named = Naming(named_parameters, self).names(self)
         self._exchange: _Exchange | None = None
 
+    _step_supports_amp_scaling = True  # see loss_scaling
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange, and update the parameters.
@@ -81,6 +85,8 @@ class OneBitAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if overflowed(self, self._process_set):
+            return loss
         settled = self._steps_done() >= self._warmup_steps
         if self._exchange is None or self._exchange.settled != settled:
             self._exchange = self._make_exchange(settled)
@@ -107,7 +113,7 @@ class OneBitAdam(torch.optim.Optimizer):
 
     def _outgoing(self, p: torch.Tensor, group: dict[str, Any], settled: bool) -> torch.Tensor:
         """What this rank contributes: its gradient, and later the momentum with its gradient in it."""
-        grad = torch.zeros_like(p) if p.grad is None else p.grad
+        grad = torch.zeros_like(p) if p.grad is None else unscaled(self, p.grad)
         if group["weight_decay"]:
             grad = grad.add(p, alpha=group["weight_decay"])
         if not settled:

@@ -18,6 +18,7 @@ import torch
 from horo_lite.functions import Average, allreduce
 from horo_lite.torch.adasum import AdasumExchange
 from horo_lite.torch.gradients import GradientExchange, Settings
+from horo_lite.torch.loss_scaling import overflowed, unscale
 
 _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
@@ -49,6 +50,8 @@ class Distributed:
                 if self._synchronized:
                     warnings.warn(_TWICE, stacklevel=2)
                 self._exchange.complete()
+            if self._steps_from_own_gradients and not self._unscale():
+                return None
             self._clip()
             loss = self._exchange.step(functools.partial(self._wrapped_step, *args, **kwargs))
         else:
@@ -61,6 +64,37 @@ class Distributed:
     # class's step, called from here, does the one, and _opt_called above the other.
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    @property
+    def _step_supports_amp_scaling(self: Any) -> bool:
+        """A ``GradScaler`` reads this before it looks for infinities: then all ranks must have the same gradients."""
+        if self._steps_from_own_gradients:
+            return True
+        if self._exchange is not None and self._should_synchronize:
+            self._exchange.complete()
+        return self._scales_itself
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self: Any, value: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = value
+
+    @property
+    def _scales_itself(self: Any) -> bool:
+        """The wrapped class supports it, as fused optimizers do."""
+        default = getattr(self.wrapped_class, "_step_supports_amp_scaling", False)
+        return bool(vars(self).get("_step_supports_amp_scaling", default))
+
+    @property
+    def _steps_from_own_gradients(self: Any) -> bool:
+        return isinstance(self._exchange, AdasumExchange)
+
+    def _unscale(self: Any) -> bool:
+        """For a ``GradScaler``, if one calls ``step()``. False when it found an infinity on some rank."""
+        if overflowed(self, self._settings.process_set):
+            return False
+        if not self._scales_itself:
+            unscale(self)
+        return True
 
     def _wrapped_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args and args[0] is None:
@@ -101,7 +135,7 @@ class Distributed:
     @contextlib.contextmanager
     def skip_synchronize(self: Any) -> Iterator[None]:
         """In this context ``step()`` exchanges nothing: ``synchronize()`` was called before."""
-        if isinstance(self._exchange, AdasumExchange):
+        if self._steps_from_own_gradients:
             raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         self._should_synchronize = False
         try:

@@ -90,3 +90,33 @@ def test_a_saved_state_goes_on_where_it_stopped(hvd, device):
 def test_without_warm_up_there_is_no_step_size(hvd):
     with pytest.raises(ValueError, match="warmup_steps"):
         hvd.OneBitAdam([torch.zeros(1, requires_grad=True)], warmup_steps=0)
+
+
+@pytest.mark.parametrize("unscale", [False, True], ids=["", "unscaled first"])
+@pytest.mark.parametrize("warmup_steps", [2, 100])
+def test_a_grad_scaler(hvd, device, warmup_steps, unscale):
+    """The same training as without, and a step that overflowed on one rank is skipped on all."""
+    last = hvd.size() - 1
+    scaled, plain = model(device), model(device)
+    scaler = torch.amp.GradScaler(device, init_scale=4.0)
+    optimizers = [hvd.OneBitAdam(layer.parameters(), warmup_steps=warmup_steps) for layer in (scaled, plain)]
+    for step in range(6):
+        before = scaled.weight.detach().clone()
+        inputs = torch.randn(16, 20, generator=torch.Generator().manual_seed(100 * step + hvd.rank())).to(device)
+        losses = [(layer(inputs) ** 2).mean() for layer in (scaled, plain)]
+        overflows = step == 3
+        scaler.scale(losses[0] * (float("inf") if overflows and hvd.rank() == last else 1.0)).backward()
+        losses[1].backward()
+        if unscale:
+            scaler.unscale_(optimizers[0])
+        scaler.step(optimizers[0])
+        scaler.update()
+        if overflows:
+            assert torch.equal(scaled.weight, before)
+        else:
+            optimizers[1].step()
+        scaled.zero_grad()
+        plain.zero_grad()
+    for a, b in zip(scaled.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert scaler.get_scale() == (2.0 if hvd.rank() == last else 4.0)

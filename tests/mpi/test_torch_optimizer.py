@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 
@@ -113,29 +114,55 @@ def test_both_kinds_of_zero_grad(hvd, device, set_to_none, quiet):
 
 
 @pytest.mark.ranks(2)
-def test_loss_scaling_skips_on_all_ranks(hvd, device, quiet):
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        ("unscale_", {}), ("synchronize", {}), ("step", {}), ("synchronize", {"overlap": False}),
+        ("step", {"overlap": False}), ("step", {"backward_passes_per_step": 3}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
+@pytest.mark.filterwarnings("ignore:step.. came after")
+def test_loss_scaling_skips_on_all_ranks(hvd, device, way, options, fused):
     w = parameter(device, 1)
-    optimizer = hvd.DistributedOptimizer(sgd(w))
+    optimizer = hvd.DistributedOptimizer(sgd(w, fused=fused), **options)
     scaler = torch.amp.GradScaler(device)
 
-    def step(factor, synchronize):
+    def step(factor):
         scaler.scale((w * factor).sum()).backward()
-        if synchronize:
+        if way == "synchronize":
             optimizer.synchronize()
+        if way != "step":
             scaler.unscale_(optimizer)
-            with optimizer.skip_synchronize():
-                scaler.step(optimizer)
-        else:
+        with optimizer.skip_synchronize() if way == "synchronize" else contextlib.nullcontext():
             scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
 
-    for synchronize in (True, False):
+    for overflows in (True, False, True, False):
         before, scale = w.item(), scaler.get_scale()
-        step(float("inf") if hvd.rank() == 1 else 1.0, synchronize)
-        assert w.item() == before and scaler.get_scale() == scale / 2
-        step(float(hvd.rank()), synchronize)
-        assert w.item() == before - 0.5
+        step(float("inf") if overflows and hvd.rank() == 1 else float(hvd.rank()))
+        assert w.item() == before - (0 if overflows else 0.5)
+        assert scaler.get_scale() == (scale / 2 if overflows else scale)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("fused", [False, True])
+def test_loss_scaling_with_adasum(hvd, device, fused):
+    """Gradients stay each rank's own: all skip where one overflowed."""
+    w = parameter(device, 0, 0)
+    optimizer = hvd.DistributedOptimizer(sgd(w, fused=fused), op=hvd.Adasum)
+    scaler = torch.amp.GradScaler(device, init_scale=4.0)
+    for overflows in (True, False):
+        factor = float("inf") if overflows and hvd.rank() == 1 else 1.0
+        own = torch.tensor([1.0, 0.0] if hvd.rank() == 0 else [0.0, 1.0], device=device)
+        scaler.scale((w * own).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert w.tolist() == ([0, 0] if overflows else [-1, -1])
+    assert scaler.get_scale() == (2.0 if hvd.rank() == 1 else 4.0)
 
 
 @pytest.mark.parametrize("overlap", ["auto", False])
