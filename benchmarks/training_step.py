@@ -1,6 +1,6 @@
 """What data-parallel training adds to a step, against DistributedDataParallel over Gloo.
 
-    python benchmarks/training_step.py [--quick]
+    python benchmarks/training_step.py [--quick] [--models MLP ResNet-18]
     mpirun -np 2 python benchmarks/training_step.py
 
 The measure is a step of the same model that only meets the other ranks at a barrier: what each adds to that.
@@ -144,6 +144,7 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few rounds of the MLP alone")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
     on_ranks(2)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -158,7 +159,7 @@ def main() -> None:
     comm = MPI.COMM_WORLD.Dup()
     report = Report("training_step", writes=hvd.rank() == 0)
     folder = start_gloo(comm)
-    for kind in ("MLP",) if options.quick else MODELS:
+    for kind in ("MLP",) if options.quick else options.models:
         report_model(report, kind, hvd, comm, *((5, 2) if options.quick else (31, 14)))
     torch.distributed.destroy_process_group()
     folder.cleanup()

@@ -68,8 +68,7 @@ def _contents() -> dict[str, dict[str, Any]]:
         "check_installed_version": lambda *args, **kwargs: None,
         "extension_available": lambda name, *args, **kwargs: _available(name),
         "gpu_available": lambda *args, **kwargs: False,
-        "gloo_built": lambda *args, **kwargs: built.gloo_built(),
-        "mpi_built": lambda *args, **kwargs: built.mpi_built(),
+        **{name: _without_arguments(answer) for name, answer in built_names.items() if name.endswith("_built")},
         "is_iterable": lambda value: hasattr(value, "__iter__"),
         "split_list": _split_list,
         "num_rank_is_power_2": lambda number: number > 0 and number & (number - 1) == 0,
@@ -86,6 +85,11 @@ def _contents() -> dict[str, dict[str, Any]]:
         "horovod.runner": {},
         "horovod.runner.common": {},
     }
+
+
+def _without_arguments(answer: Any) -> Any:
+    """Horovod's take ``verbose``."""
+    return lambda verbose=False: answer()
 
 
 def _available(name: str) -> bool:
