@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,15 @@ PARAMETERS = [
     ("w", (50, 20), "float32"), ("b", (), "float32"), ("h", (33,), "float16"), ("large", (30_000,), "float64"),
 ]
 
+_PAUSES = 0.002  # of all submissions
 
-def mixed_operations(hvd: Any, operations: int, seed: int = 0) -> None:
-    """``operations`` on both lanes, in batches that each rank submits in an order of its own; every result checked."""
+
+def mixed_operations(hvd: Any, operations: int, seed: int = 0, longest_pause_s: float = 0.0) -> None:
+    """``operations`` on both lanes, in batches that each rank submits in an order of its own; every result checked.
+
+    Args:
+        longest_pause_s: each rank pauses now and then, for a random time up to this one.
+    """
     shared, own = random.Random(seed), random.Random(1000 * seed + hvd.rank())
     buckets = GradientBuckets(PARAMETERS, op=hvd.Sum, bucket_bytes=20_000, label="soak")
     done = batch = 0
@@ -33,6 +40,8 @@ def mixed_operations(hvd: Any, operations: int, seed: int = 0) -> None:
             if place == step:
                 optimizer_step(hvd, buckets, batch)
             pending.append(_KINDS[kind](hvd, number, name if number % 3 else f"again.{kind}.{name[-2:]}"))
+            if own.random() < _PAUSES:
+                time.sleep(own.uniform(0, longest_pause_s))
         own.shuffle(pending)
         for handle, check in pending:
             check(hvd.synchronize(handle))

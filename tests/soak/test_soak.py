@@ -1,6 +1,11 @@
-"""The long runs of ``make soak``: 10,000 operations on 4 ranks, and 3,000 re-wraps of one model."""
+"""The long runs of ``make soak``: many operations, re-wraps and starts in one job, many jobs in a row, and half an hour
+of everything with pauses. Each prints what it has counted.
+"""
 
 from __future__ import annotations
+
+import os
+import time
 
 import pytest
 
@@ -49,6 +54,78 @@ after = left_behind()
 assert after == before, (before, after)
 print("done", after)
 """
+
+ENDURANCE = """
+import sys, time
+import numpy as np
+import horo_lite as hvd
+from tests.soak.mixed import left_behind, mixed_operations, resident_bytes, rewraps
+hvd.init()
+begin, before, last_s, operations = time.monotonic(), None, float(sys.argv[1]), 0
+while (elapsed_s := hvd.broadcast(np.array(time.monotonic() - begin), 0, name="time")) < last_s:
+    for _ in range(5):
+        mixed_operations(hvd, 400, operations, longest_pause_s=5.0)
+        rewraps(hvd, 10)
+        operations += 400
+    hvd.shutdown()
+    hvd.init()
+    if before is None and elapsed_s > last_s / 6:
+        before, memory = left_behind(), resident_bytes()
+    if hvd.rank() == 0:
+        print(f"{elapsed_s:.0f} s, {operations} operations, {resident_bytes() >> 10} KiB", flush=True)
+after, grown = left_behind(), resident_bytes() - memory
+assert after == before, (before, after)
+assert grown < 16 << 20, grown
+print("done", operations, after, grown >> 10, "KiB")
+"""
+
+SHORT_JOB = """
+import sys
+import numpy as np
+import horo_lite as hvd
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+assert (hvd.allreduce(np.ones(100_000, np.float32), op=hvd.Sum, name="x") == size).all()
+end = sys.argv[1]
+if end == "raises" and rank == 1:
+    raise ValueError("on purpose")
+if end == "exits" and rank == 1:
+    sys.exit(7)
+if end in ("raises", "exits"):
+    hvd.allreduce(np.ones(1), name="never")
+if end == "shuts down":
+    hvd.shutdown()
+print("done")
+"""
+EXPECTED = {"returns": 0, "shuts down": 0, "raises": 1, "exits": 7}
+
+
+@pytest.mark.soak
+@pytest.mark.openmpi
+def test_200_jobs_in_a_row_end_as_they_should():
+    ways = list(EXPECTED)
+    shared = set(os.listdir("/dev/shm"))
+    begin, longest_s = time.monotonic(), 0.0
+    for number in range(200):
+        way, ranks = ways[number % len(ways)], 2 + number % 3
+        done = run_ranks(SHORT_JOB, ranks, way, limit_s=60)
+        assert done.returncode == EXPECTED[way], (number, way, done.output)
+        assert done.output.count("done") == (0 if EXPECTED[way] else ranks), (number, way, done.output)
+        assert not done.survivors, (number, way)
+        longest_s = max(longest_s, done.seconds)
+    assert not [name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("horo_lite")]
+    print(f"200 jobs in {time.monotonic() - begin:.0f} s, the longest {longest_s:.1f} s")
+
+
+@pytest.mark.soak
+def test_half_an_hour_of_everything_with_pauses():
+    minutes = float(os.environ.get("HORO_LITE_TEST_SOAK_MINUTES", "30"))
+    done = run_ranks(ENDURANCE, 3, str(60 * minutes), limit_s=60 * minutes + 300)
+    print(done.output)
+    assert done.returncode == 0, done.output
+    assert done.output.count("done") == 3
+    assert "has waited" not in done.output, "a false stall"
+    assert not done.survivors
 
 
 @pytest.mark.slow
