@@ -39,7 +39,9 @@ class Context:
     def __init__(self, config: Config, comm: Any = None) -> None:
         launch = launch_check.check_process(Launch.from_environment(), mpi_is_running())
         self.config = config
-        self.world = MPIWorld(config, comm)
+        self.world = launch_check.init_waits_until_every_process_has_called_it(
+            launch, config, lambda: MPIWorld(config, comm)
+        )
         self.topology: Topology = self.world.topology
         self.rank = self.world.rank
         self.size = self.world.size

@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from horo_lite.engine.faults.parent import end_with_parent
 from horo_lite.errors import HorovodInternalError
 
 _CALL, _RESULTS = "call.pkl", "results.pkl"
@@ -52,7 +53,7 @@ def run(
         call.write_bytes(cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))))
         command = [sys.executable, "-m", "horo_lite.cli", "run", *words, *options]
         command += [sys.executable, "-m", __name__, folder]
-        status = subprocess.run(command, check=False).returncode
+        status = subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode
         if status != 0:
             raise HorovodInternalError(f"run({func!r}, np={np}): the job ended with status {status}")
         results: list[Any] = cloudpickle.loads(Path(folder, _RESULTS).read_bytes())

@@ -6,12 +6,13 @@ DataLoader; versions or settings that differ between hosts; more threads than co
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from horo_lite.config import Config, Launch, forget_launcher, mark_rank
 from horo_lite.errors import DisagreementError, LaunchError
@@ -21,6 +22,7 @@ from horo_lite.version import __version__
 if TYPE_CHECKING:
     from horo_lite.transport.topology import Topology
 
+_World = TypeVar("_World")
 _MUST_AGREE = ("algorithm", "bucket_bytes", "chunk_elements", "segment_bytes", "shared_memory", "cuda_aware")
 """Settings from which each rank derives, by itself, what the others send."""
 
@@ -76,6 +78,19 @@ def _is_socket(descriptor: int) -> bool:
         return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
     except OSError:
         return False
+
+
+def init_waits_until_every_process_has_called_it(launch: Launch, config: Config, start: Callable[[], _World]) -> _World:
+    """Start MPI. Its libraries wait for all processes and let no Python run meanwhile, so that where one of them never
+    comes only a timer in C can speak: it prints the stack, in which the name of this function is the message.
+    """
+    if launch.announced == 1 or not config.stall_warn_s:
+        return start()
+    faulthandler.dump_traceback_later(config.stall_warn_s, file=2)
+    try:
+        return start()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # --- Once MPI has told the size of the world -----------------------------------------------------------------------

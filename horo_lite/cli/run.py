@@ -23,6 +23,12 @@ from horo_lite.errors import ArgumentError, HoroLiteError
 _ALIAS = Path(__file__).parent / "alias"
 _LONGEST_PAUSE_S = 30.0
 _ASKED_TO_END = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "if a rank was killed (SIGKILL), it was often out of memory: see dmesg, or the limits of the "
+    "container or batch job",
+    signal.SIGBUS: "if it was a bus error, /dev/shm is often full: in a container, --shm-size=2g",
+}
+"""By the signal that ended a rank, which MPICH's launcher returns as it is and Open MPI's as a shell does."""
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 """What torch and numpy read, and what TensorFlow reads; without them each rank takes every core."""
 
@@ -148,6 +154,9 @@ def _supervise(
         status = supervise(words, {**environment, "HORO_LITE_RESTARTS": str(restarts)}, timeout_s)
         if status == TIMED_OUT and timeout_s is not None:
             _say(f"the job was ended after {timeout_s:g} s (--timeout)")
+        number = status - 128 if status > 128 else status
+        if number in _HINTS:
+            _say(f"status {status}: {_HINTS[number]}")
         if status in (0, TIMED_OUT, *_ASKED_TO_END) or restarts == max_restarts:
             break
         pause_s = min(2.0**restarts, _LONGEST_PAUSE_S)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
+from horo_lite.engine.faults.parent import end_with_parent
+
 TIMED_OUT = 124
 """The exit status after a time-out, as of coreutils' ``timeout``."""
 
@@ -22,7 +24,7 @@ class _Child:
     """The launcher under way, and how far its ending has got."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(command, env=environment)
+        self._process = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
         self._stop_asked: float | None = None
         self._pending = list(_ESCALATION)
 

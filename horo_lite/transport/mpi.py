@@ -16,7 +16,7 @@ import numpy as np
 
 from horo_lite.arrays import as_bytes
 from horo_lite.config import Config
-from horo_lite.errors import ArgumentError, MPIMissingError, PeerLostError
+from horo_lite.errors import ArgumentError, LaunchError, MPIMissingError, PeerLostError
 from horo_lite.interfaces import Array, Mailbox, Message, Native, Reduction, Token, Transport
 from horo_lite.transport import cuda
 from horo_lite.transport.faulty import FaultyTransport
@@ -36,6 +36,7 @@ def load_mpi() -> Any:
 
     Raises:
         MPIMissingError: no MPI library was found, or it does not load; the message says what to install.
+        LaunchError: the program has finalised MPI.
     """
     try:
         from mpi4py import MPI
@@ -46,6 +47,8 @@ def load_mpi() -> Any:
             "pip install impi-rt). On a cluster, load the site's MPI module instead; "
             "horo-lite doctor shows what was found."
         ) from error
+    if MPI.Is_finalized():
+        raise LaunchError("init() comes too late: MPI has been finalized, and can't be started again in one process")
     if not MPI.Is_initialized():
         MPI.Init_thread()
     return MPI

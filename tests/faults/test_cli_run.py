@@ -83,6 +83,29 @@ def test_a_signal_ends_the_job(script, tmp_path, number):
     assert not [pid for pid in pids.read_text().split() if runs(pid)]
 
 
+def test_a_killed_horo_lite_leaves_no_process(script, tmp_path):
+    pids = tmp_path / "pids"
+    text = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(100)"
+    command = [sys.executable, "-m", "horo_lite.cli", "run", "-np", "2", script(text)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
+        wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2, time.monotonic() + 30 * SCALE)
+        process.kill()
+    assert pids.read_text().count("\n") == 2
+    wait_until(lambda: not any(map(runs, pids.read_text().split())), time.monotonic() + 10 * SCALE)
+    assert not [pid for pid in pids.read_text().split() if runs(pid)]
+
+
+def test_a_reader_that_goes_away_ends_the_job(script):
+    """``| head -1``: the next line that a rank prints finds nobody."""
+    text = RANK + "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.05)"
+    command = [sys.executable, "-m", "horo_lite.cli", "run", "-np", "2", "--timeout", "60", script(text)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert "line" in process.stdout.readline()
+        process.stdout.close()
+        status = process.wait(30 * SCALE)
+    assert status not in (0, 124)
+
+
 @needs("torch")
 def test_a_horovod_script_runs_unchanged(script):
     text = "import horovod, horovod.torch as hvd\nhvd.init()\nprint(hvd.rank(), 'of', hvd.size(), horovod.__name__)"

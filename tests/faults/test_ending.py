@@ -71,10 +71,16 @@ FAULTS = {
         ("cleaned up", "exit status 5"),
         5,
     ),
+    "sys.exit with a negative number": Fault("sys.exit(-1)", ("exit status 255",), 255),
+    "sys.exit with another object": Fault("sys.exit((1, 2))", (r"\[rank 1\] \(1, 2\)", "exit status 1"), 1),
     "exit": Fault("exit(4)", ("exit status 4",), 4),
     "quit": Fault("quit(4)", ("exit status 4",), 4),
     "KeyboardInterrupt": Fault(
         "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", (r"\[rank 1\] KeyboardInterrupt",), 130
+    ),
+    "KeyboardInterrupt in an operation": Fault(
+        "threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start(); reduce('never')",
+        (r"\[rank 1\] KeyboardInterrupt",), 130,
     ),
     "SIGTERM": Fault(
         "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", (r"\[rank 1\] ended by SIGTERM, while at",), 143
@@ -84,6 +90,32 @@ FAULTS = {
     "abort in C": Fault("os.abort()", ()),
     "os._exit": Fault("os._exit(3)", ()),
     "failure in the transport": Fault("reduce('x')", ("injected",)),
+    "no standard error": Fault("sys.stderr = None; raise ValueError('seen')", (r"\[rank 1\] ValueError: seen",), 1),
+    "closed standard error": Fault("sys.stderr.close(); os.close(2); raise ValueError('unseen')", (), 1),
+    "a text that has no encoding": Fault("raise ValueError('\\udcff')", (r"\[rank 1\] ValueError: \\udcff",), 1),
+    "an error that has no text": Fault(
+        """
+        class Silent(Exception):
+            def __str__(self):
+                raise KeyError
+        raise Silent
+        """,
+        (r"\[rank 1\] .*Silent: <exception str\(\) failed>",), 1,
+    ),
+    "endless recursion": Fault("def call(): call()\ncall()", (r"\[rank 1\] RecursionError",), 1),
+    "in a coroutine": Fault(
+        """
+        import asyncio
+        async def work():
+            raise ValueError("awaited")
+        asyncio.run(work())
+        """,
+        (r"\[rank 1\] ValueError: awaited",), 1,
+    ),
+    "a hook set over ours": Fault(
+        "sys.excepthook = lambda kind, error, trace: print('a library:', error, flush=True); raise ValueError('seen')",
+        ("a library: seen", r"\[rank 1\] ValueError: seen"), 1,
+    ),
     "a hook of the program's own": Fault(
         "raise ValueError('seen by both')", ("my hook: seen by both", r"\[rank 1\] ValueError: seen by both")
     ),
@@ -98,7 +130,7 @@ def test_a_failing_rank_ends_the_job(name):
     fault = FAULTS[name]
     env = {"HORO_LITE_TEST_FAULT": "1:1:lose"} if name == "failure in the transport" else {}
     preamble = PREAMBLE
-    if "hook" in name:
+    if name == "a hook of the program's own":
         hook = "import sys; sys.excepthook = lambda kind, error, trace: print('my hook:', error, flush=True)\n"
         preamble = hook + PREAMBLE
     body = textwrap.indent(textwrap.dedent(fault.body).strip(), "    ")
@@ -124,6 +156,10 @@ def test_the_same_with_mpi_initialised_by_the_program():
     pytest.param("reduce('x')\nhvd.shutdown()\nhvd.init()\nreduce('y')", id="initialised again"),
     pytest.param("hvd.shutdown()\nfrom mpi4py import MPI\nMPI.Finalize()", id="shut down, then finalised"),
     pytest.param("import atexit\natexit.register(lambda: print(rank))\nsys.exit(0)", id="sys.exit(0)"),
+    pytest.param("reduce('x')\nfrom mpi4py import MPI\nsys.exit(256)", id="sys.exit(256), which a system sees as 0"),
+    pytest.param("import atexit\natexit.register(lambda: 1 / 0)\nreduce('x')", id="an error in an exit hook"),
+    pytest.param("import atexit\natexit.register(lambda: reduce('y'))", id="an operation in an exit hook"),
+    pytest.param("try:\n    1 / 0\nexcept ZeroDivisionError:\n    pass\nreduce('x')", id="an error caught"),
     pytest.param(
         "try:\n    sys.exit(3)\nexcept SystemExit as leave:\n    assert leave.code == 3\nreduce('x')",
         id="sys.exit caught",

@@ -17,7 +17,7 @@ from tests.faults.jobs import (
     job,
     needs,
 )
-from tests.launch import ROOT, SCALE, run_ranks
+from tests.launch import ROOT, SCALE, launcher, run_ranks
 
 INIT = "import horo_lite as hvd; hvd.init(); print('size', hvd.size())"
 
@@ -140,6 +140,68 @@ def test_thread_levels_below_multiple_work(level):
         assert reduce("x")[0] == 2
     """, preamble=preamble)
     assert_good_end(done)
+
+
+@pytest.mark.parametrize("level", ["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"])
+def test_mpi_initialised_by_the_program_at_any_level(level):
+    preamble = "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI\n"
+    preamble += f"MPI.Init_thread(MPI.THREAD_{level})\n"
+    done = job("""
+        from horo_lite.gradients import GradientBuckets
+        buckets = GradientBuckets([("w", (3,), "float32")], op=hvd.Sum)
+        for step in range(3):
+            buckets.views[0][:] = rank + 1
+            buckets.ready(0)
+            assert buckets.finish() == [True]
+            assert (buckets.views[0] == 3).all()
+        print("threads", hvd.mpi_threads_supported())
+        hvd.shutdown()
+        MPI.Finalize()
+    """, preamble=preamble + PREAMBLE)
+    assert_good_end(done, f"threads {level == 'MULTIPLE'}")
+
+
+@pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
+@pytest.mark.parametrize("fault, says", [
+    ("raise ValueError('here')", r"\[rank 1\] ValueError: here"),
+    ("sys.exit(3)", r"\[rank 1\] left with exit status 3"),
+    ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", r"\[rank 1\] ended by SIGTERM"),
+])
+def test_a_failing_rank_ends_the_job_at_any_level(level, fault, says):
+    preamble = f"import mpi4py\nmpi4py.rc.thread_level = {level!r}\n" + PREAMBLE
+    done = job(f"if rank == 1:\n    {fault}\nreduce('x')\ntime.sleep(60)", preamble=preamble)
+    assert_bad_end(done, says)
+
+
+def test_init_after_mpi_was_finalized():
+    done = job("""
+        from mpi4py import MPI
+        MPI.Finalize()
+        for call in (lambda: reduce("x"), hvd.init):
+            try:
+                call()
+            except Exception as error:
+                print(type(error).__name__, error)
+    """)
+    assert_good_end(done, "NotInitializedError", r"LaunchError init\(\) comes too late")
+
+
+ENDS_BEFORE_INIT = """
+import os, subprocess, sys
+if os.environ["PMI_RANK"] == "1":
+    END
+wait = 'until [ -e "$HORO_LITE_TEST_SAID" ]; do sleep 0.1; done; kill -9'
+subprocess.Popen(["sh", "-c", f"{wait} {os.getpid()}"])
+"""
+
+
+@pytest.mark.skipif(launcher().name != "mpich", reason="others end a job whose process has not called MPI_Init")
+@pytest.mark.parametrize("end", ["raise ValueError('early')", "sys.exit(0)"])
+def test_a_rank_that_ends_before_init_is_noticed(end):
+    """MPICH waits for it for ever, in MPI's own start, so the job is killed here once the message is there."""
+    preamble = ENDS_BEFORE_INIT.replace("END", end) + PREAMBLE
+    says = "in init_waits_until_every_process_has_called_it"
+    assert_bad_end(job("", preamble=preamble, env=STALL, awaited=says), "Timeout .0:00:01", says)
 
 
 def test_a_stall_without_threads_is_reported_by_the_waiting_rank_alone():

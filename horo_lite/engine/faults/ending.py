@@ -56,6 +56,7 @@ class Ending:
         self.rank = rank
         self.announce: Callable[[], None] = lambda: None
         self.other_failed = threading.Event()
+        self._earlier = getattr(sys, "last_value", None)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._excepthook = sys.excepthook
@@ -92,6 +93,12 @@ class Ending:
         finally:
             self.job.abort(code)
             os._exit(code)
+
+    def leave_failed(self) -> None:
+        """The program has come to its end: by an exception, where a hook was set over ours and has not called it."""
+        error = getattr(sys, "last_value", None)  # the interpreter keeps what it hands to the hook
+        if self.in_charge and error is not None and error is not self._earlier and not hasattr(sys, "ps1"):
+            self.fail("".join(traceback.format_exception(type(error), error, sys.last_traceback)), 1)
 
     def leave_orphaned(self) -> None:
         """The launcher is gone, and MPI with it."""

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None  # loaded before any fork
 _LAUNCHERS = {
     "hydra_pmi_proxy", "mpiexec", "mpiexec.hydra", "mpirun", "orted", "orterun", "prted", "prterun", "slurmstepd",
 }
@@ -25,11 +26,15 @@ def die_with_launcher() -> None:
     Linux means the parent's *thread* that started us: only of launchers is it known that this one lives as long as
     they do. A wrapper script between launcher and rank is left to ``Parent``.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        if Path(f"/proc/{os.getppid()}/comm").read_text().strip() in _LAUNCHERS:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        if _LIBRARY is not None and Path(f"/proc/{os.getppid()}/comm").read_text().strip() in _LAUNCHERS:
+            _LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with_parent() -> None:
+    """For a launcher between fork and exec: where its parent is killed, Linux asks it to end, and it cleans up."""
+    if _LIBRARY is not None:
+        _LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Parent:

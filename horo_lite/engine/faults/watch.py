@@ -117,6 +117,8 @@ class Watch:
         Args:
             ended: how, for the reports of others.
         """
+        if ended == "finished":
+            self._ending.leave_failed()
         self._ended = ended
         if self._channel is not None:
             self._channel.send(0, {"is": "farewell"})
