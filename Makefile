@@ -32,7 +32,7 @@ help:
 	@echo 'make test-all   everything, slow tests too, on MPICH and on Open MPI'
 	@echo 'make test-gpu   the tests with their tensors on a CUDA device'
 	@echo 'make bench      the benchmarks, each a table of ratios within one run'
-	@echo 'make soak       the slow tests alone'
+	@echo 'make soak       200 jobs in a row, half an hour of everything with pauses, and other long runs'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make clean      remove the environments and what the tools left'
 
@@ -69,7 +69,7 @@ test-gpu: $(VENV)/.test-installed
 	else echo 'test-gpu: this MPI library does not take device memory; tested with staging only'; fi
 
 soak: $(VENV)/.test-installed
-	$(call PYTEST,$(VENV)) -m slow
+	HORO_LITE_TEST_SOAK=1 $(call PYTEST,$(VENV)) -s -m slow tests/soak
 
 lint: $(VENV)/.test-installed
 	.ci/summary $(LINT)

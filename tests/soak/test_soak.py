@@ -11,6 +11,9 @@ import pytest
 
 from tests.launch import SCALE, run_ranks
 
+JOBS, MINUTES = (200, 30) if os.environ.get("HORO_LITE_TEST_SOAK") == "1" else (20, 1)
+"""In `make soak`, and in `make test-all`."""
+
 OPERATIONS = """
 import horo_lite as hvd
 from tests.soak.mixed import left_behind, mixed_operations, resident_bytes
@@ -100,13 +103,12 @@ print("done")
 EXPECTED = {"returns": 0, "shuts down": 0, "raises": 1, "exits": 7}
 
 
-@pytest.mark.soak
-@pytest.mark.openmpi
-def test_200_jobs_in_a_row_end_as_they_should():
+@pytest.mark.slow
+def test_jobs_in_a_row_end_as_they_should():
     ways = list(EXPECTED)
     shared = set(os.listdir("/dev/shm"))
     begin, longest_s = time.monotonic(), 0.0
-    for number in range(200):
+    for number in range(JOBS):
         way, ranks = ways[number % len(ways)], 2 + number % 3
         done = run_ranks(SHORT_JOB, ranks, way, limit_s=60)
         assert done.returncode == EXPECTED[way], (number, way, done.output)
@@ -114,13 +116,12 @@ def test_200_jobs_in_a_row_end_as_they_should():
         assert not done.survivors, (number, way)
         longest_s = max(longest_s, done.seconds)
     assert not [name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("horo_lite")]
-    print(f"200 jobs in {time.monotonic() - begin:.0f} s, the longest {longest_s:.1f} s")
+    print(f"{JOBS} jobs in {time.monotonic() - begin:.0f} s, the longest {longest_s:.1f} s")
 
 
-@pytest.mark.soak
-def test_half_an_hour_of_everything_with_pauses():
-    minutes = float(os.environ.get("HORO_LITE_TEST_SOAK_MINUTES", "30"))
-    done = run_ranks(ENDURANCE, 3, str(60 * minutes), limit_s=60 * minutes + 300)
+@pytest.mark.slow
+def test_everything_with_pauses():
+    done = run_ranks(ENDURANCE, 3, str(60 * MINUTES), limit_s=60 * MINUTES + 300)
     print(done.output)
     assert done.returncode == 0, done.output
     assert done.output.count("done") == 3
