@@ -3,6 +3,14 @@
 Tang et al. 2021 (arXiv 2102.02888). Compressing gradients breaks Adam, whose variance is not linear in
 them. Its variance changes little after a while, though; held fixed, Adam is momentum descent with a
 step size per element, and a momentum may be compressed with error feedback.
+
+Two things differ from the paper, where one scale stands for all elements of a momentum:
+
+- What travels is the momentum over the root of the variance, which is linear in it too. Elements are then alike in
+  size, and one bit loses less of them. As it is, an element of small variance would be moved by its neighbours' size
+  over its own root: the smaller its gradients, the farther.
+- An element that had no gradient during the warm-up gets the mean variance of its parameter's others, where the
+  paper's authors let users mask it.
 """
 
 from __future__ import annotations
@@ -94,12 +102,12 @@ class OneBitAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 next(slots).put(self._outgoing(p, group, settled))
-        used = iter(zip(self._exchange.slots, self._exchange.finish(), strict=True))
+        used = iter(zip(self._exchange.slots, self._exchange.states, self._exchange.finish(), strict=True))
         for group in self.param_groups:
             for p in group["params"]:
-                slot, was_used = next(used)
-                if was_used:
-                    self._update(p, group, slot.value(), settled)
+                slot, kept, was_used = next(used)
+                if was_used and self._update(p, group, slot.value(), settled):
+                    _forget(kept)
         self._exchange.settle()
         return loss
 
@@ -109,20 +117,37 @@ class OneBitAdam(torch.optim.Optimizer):
     def _make_exchange(self, settled: bool) -> _Exchange:
         if self._exchange is not None:
             self._exchange.buckets.close()
+        if settled:
+            self._settle_variances()
         return _Exchange(self, self._named, self._compression if settled else None, settled, self._process_set)
 
+    def _settle_variances(self) -> None:
+        """Make every variance one to divide by: under one bit per element, every element moves at every step."""
+        for state in self.state.values():
+            if "exp_avg_sq" in state:
+                if state["exp_avg_sq"].any():
+                    _fill(state["exp_avg_sq"])
+                else:
+                    state["variance_steps"] = 0  # as if it had not been used
+
     def _outgoing(self, p: torch.Tensor, group: dict[str, Any], settled: bool) -> torch.Tensor:
-        """What this rank contributes: its gradient, and later the momentum with its gradient in it."""
+        """What this rank contributes: its gradient; later the momentum with its gradient in it, in Adam's own units."""
         grad = torch.zeros_like(p) if p.grad is None else unscaled(self, p.grad)
         if group["weight_decay"]:
             grad = grad.add(p, alpha=group["weight_decay"])
         if not settled:
             return grad
-        momentum, gain = self.state[p].get("exp_avg"), 1 - group["betas"][0]
-        return grad * gain if momentum is None else momentum.lerp(grad, gain)
+        state, gain = self.state[p], 1 - group["betas"][0]
+        if not _variance_steps(state):
+            return grad * gain
+        return state["exp_avg"].lerp(grad, gain).div_(_root(state, group))
 
-    def _update(self, p: torch.Tensor, group: dict[str, Any], mean: torch.Tensor, settled: bool) -> None:
-        """Adam's step from the mean of what the ranks contributed."""
+    def _update(self, p: torch.Tensor, group: dict[str, Any], mean: torch.Tensor, settled: bool) -> bool:
+        """Adam's step from the mean of what the ranks contributed.
+
+        Returns:
+            whether the parameter's contributions have another unit from the next step on.
+        """
         state, (first, second) = self.state[p], group["betas"]
         if "step" not in state:
             state["step"] = torch.tensor(0.0)
@@ -130,17 +155,48 @@ class OneBitAdam(torch.optim.Optimizer):
             state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         state["step"] += 1
-        momentum, variance = state["exp_avg"], state["exp_avg_sq"]
-        if settled:
-            momentum.copy_(mean)
-        else:
-            momentum.lerp_(mean, 1 - first)
-        if not settled or state["variance_steps"] == 0:  # a parameter's first gradient may come late
+        momentum, variance, steps = state["exp_avg"], state["exp_avg_sq"], _variance_steps(state)
+        late = settled and not steps and bool(mean.any())  # the first gradient of all came after the warm-up
+        if settled and not (steps or late):
+            return False
+        if not settled or late:
             grad = mean / (1 - first) if settled else mean
             variance.mul_(second).addcmul_(grad, grad, value=1 - second)
-            state["variance_steps"] += 1
-        denominator = (variance / (1 - second ** state["variance_steps"])).sqrt_().add_(group["eps"])
-        p.addcdiv_(momentum, denominator, value=-group["lr"] / (1 - first ** int(state["step"])))
+            state["variance_steps"] = steps + 1
+        if late:
+            _fill(variance)
+        root = _root(state, group)
+        if not settled:
+            momentum.lerp_(mean, 1 - first)
+        elif late:
+            momentum.copy_(mean)
+        else:
+            torch.mul(mean, root, out=momentum)
+        p.addcdiv_(momentum, root, value=-group["lr"] / (1 - first ** int(state["step"])))
+        return late
+
+
+def _forget(kept: ParameterState) -> None:
+    """Drop what compression left unsent in a unit that is no longer used."""
+    for key in {"residual", "server_residual", "velocity"} & set(kept):
+        del kept[key]
+
+
+def _variance_steps(state: dict[str, Any]) -> int:
+    """How many gradients the variance has seen; in a state that plain Adam saved, one a step."""
+    return int(state.get("variance_steps", state.get("step", 0)))
+
+
+def _root(state: dict[str, Any], group: dict[str, Any]) -> torch.Tensor:
+    """What Adam divides a momentum by."""
+    correction = 1 - group["betas"][1] ** _variance_steps(state)
+    return (state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"])
+
+
+def _fill(variance: torch.Tensor) -> None:
+    """Give the elements without a variance (in place) the mean of their parameter's others."""
+    seen = variance > 0
+    variance.masked_fill_(~seen, float(variance.sum() / seen.sum().clamp(min=1)))
 
 
 class _Exchange:
@@ -148,6 +204,7 @@ class _Exchange:
 
     Attributes:
         slots: where each parameter's contribution goes, and its mean comes back.
+        states: what the compressor keeps for each parameter.
         settled: this is the phase of compressed momenta.
     """
 
@@ -160,7 +217,7 @@ class _Exchange:
         process_set: ProcessSet,
     ) -> None:
         self.settled = settled
-        self._states = [ParameterState(optimizer, p) for _, p in named]
+        self.states = [ParameterState(optimizer, p) for _, p in named]
         devices = {str(p.device) for _, p in named} or {"cpu"}
         if len(devices) > 1:
             raise ArgumentError(f"parameters lie on {', '.join(sorted(devices))}: make one optimizer per device")
@@ -168,7 +225,7 @@ class _Exchange:
             [(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named],
             process_set=process_set,
             compression=compression,
-            states=self._states,
+            states=self.states,
             label="OneBitAdam",
             device=devices.pop(),
             overlap=False,
@@ -186,5 +243,5 @@ class _Exchange:
 
     def settle(self) -> None:
         """Move what the compressor keeps into the optimizer's state."""
-        for state in self._states:
+        for state in self.states:
             state.settle()

@@ -68,6 +68,77 @@ def test_one_bit_per_element_goes_on_descending_alike_on_all_ranks(hvd, device):
         assert ours.state[p]["residual"].numel() == p.numel()
 
 
+def test_it_finds_the_least_squares_solution_of_all_ranks_data(hvd, device):
+    """Ranks pull far apart, so that most of every rank's gradient is noise to the others; the answer is exact."""
+    random = torch.Generator().manual_seed(0)
+    inputs = torch.randn(hvd.size(), 64, 20, generator=random)
+    inputs[..., :10] *= 0.01  # variances of one parameter that differ 10,000-fold
+    targets = torch.randn(hvd.size(), 64, 10, generator=random) + 3 * inputs[..., 10:]
+    rows, wanted = inputs.flatten(0, 1), targets.flatten(0, 1)
+    solution = torch.linalg.lstsq(rows.double(), wanted.double()).solution
+    best = ((rows @ solution.float() - wanted) ** 2).mean().item()
+    start = (wanted**2).mean().item()
+    weight = torch.zeros(20, 10, device=device, requires_grad=True)
+    ours = hvd.OneBitAdam([weight], lr=0.1, warmup_steps=100)
+    rates = torch.optim.lr_scheduler.LambdaLR(ours, lambda step: 1 - step / 400)
+    for _ in range(400):
+        ours.zero_grad()
+        ((inputs[hvd.rank()].to(device) @ weight - targets[hvd.rank()].to(device)) ** 2).mean().backward()
+        ours.step()
+        rates.step()
+    found = ((rows @ weight.detach().cpu() - wanted) ** 2).mean().item()
+    assert found - best < 0.01 * (start - best)
+
+
+def test_elements_without_a_gradient_in_warm_up_move_no_farther_than_others(hvd, device):
+    """Inputs that were always zero, as the corners of scanned digits are."""
+    weight = torch.zeros(4, 8, device=device, requires_grad=True)
+    ours = hvd.OneBitAdam([weight], lr=0.01, warmup_steps=5)
+    for step in range(25):
+        ours.zero_grad()
+        scale = torch.ones(8, device=device) * (1 + hvd.rank())
+        if step < 20:
+            scale[4:] = 0
+        (weight * scale).sum().backward()
+        ours.step()
+    assert weight.abs().max() <= 0.01 * 25 * 1.5
+    assert (weight[:, :4] < 0).all()
+
+
+@pytest.mark.parametrize("before", ["unused", "zero"])
+def test_a_parameter_that_joins_after_the_warm_up_takes_adams_steps(hvd, device, before):
+    early, late = (torch.zeros(16, device=device, requires_grad=True) for _ in range(2))
+    ours = hvd.OneBitAdam([early, late], lr=0.01, warmup_steps=3)
+    for step in range(10):
+        ours.zero_grad()
+        loss = early.sum() * (1 + hvd.rank())
+        if step >= 5:
+            loss = loss + 1000 * late.sum()
+        elif before == "zero":
+            loss = loss + 0 * late.sum()
+        loss.backward()
+        ours.step()
+    torch.testing.assert_close(early.detach().cpu(), torch.full((16,), -0.1), rtol=0.01, atol=0)
+    assert (late < 0).all()
+    assert late.abs().max() <= 0.051
+
+
+def test_a_state_that_plain_adam_saved_goes_on(hvd, device):
+    weight, other = (torch.zeros(16, device=device, requires_grad=True) for _ in range(2))
+    plain = torch.optim.Adam([weight], lr=0.01)
+    for _ in range(4):
+        plain.zero_grad()
+        weight.sum().backward()
+        plain.step()
+    ours = hvd.OneBitAdam([other], lr=0.01, warmup_steps=4)
+    ours.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        other.copy_(weight)
+    other.sum().backward()
+    ours.step()
+    torch.testing.assert_close(other.detach().cpu(), torch.full((16,), -0.05), rtol=1e-3, atol=0)
+
+
 def test_a_saved_state_goes_on_where_it_stopped(hvd, device):
     layer = model(device)
     optimizer = hvd.OneBitAdam(layer.parameters(), warmup_steps=2)
