@@ -2,7 +2,8 @@
 
     python benchmarks/compression.py speed        one core: encoding and decoding of each method
     python benchmarks/compression.py step         one exchange on this job's ranks and network, against none
-    python benchmarks/compression.py break-even   plot of the tables that several runs of step wrote
+    python benchmarks/compression.py network      step on four hosts, made of network namespaces (needs root)
+    python benchmarks/compression.py break-even   table and plot of what several runs of step wrote
 
 ``step --link 100`` names its table after the link, in Mbit/s, on which it is run. Rates are of the dense gradient.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
+import math
 import statistics
 import sys
 import time
@@ -20,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from support.launch import on_ranks
+from support.netns import Cluster, find_hydra, why_unavailable
 from support.report import RESULTS, Report
 from support.timing import in_turn, medians, ratio
 
@@ -27,6 +31,7 @@ from horo_lite.compression import Compression as C
 from horo_lite.compression import as_compressor, payload_bytes
 from horo_lite.interfaces import GatherRequest, Group, Parameter, SumRequest
 
+HOSTS = 4
 METHODS: dict[str, Any] = {
     "none": C.none,
     "fp16": C.fp16,
@@ -152,6 +157,27 @@ def step(options: argparse.Namespace) -> int:
     return report.finish()
 
 
+def network(options: argparse.Namespace) -> int:
+    """``step`` on hosts with links of several speeds, one rank each."""
+    reason = why_unavailable() or ("" if find_hydra() else "mpiexec.hydra not found: pip install mpich")
+    if reason:
+        print(f"skipped: {reason}")
+        return 0
+    with Cluster(HOSTS, f"{options.links[0]:g}mbit") as cluster:
+        for link in options.links:
+            cluster.shape(f"{link:g}mbit")
+            command = [
+                sys.executable, __file__, "step", "--link", str(link), "--side", str(options.side),
+                "--rounds", str(options.rounds), "--output", str(options.output),
+                *(["--methods", *options.methods] if options.methods else []),
+            ]  # fmt: skip
+            done = cluster.run(command, HOSTS, per_host=1, limit_s=1800, mpirun=str(find_hydra()))
+            print(done.stdout, flush=True)
+            if done.returncode != 0:
+                return done.returncode
+    return break_even(options)
+
+
 def break_even(options: argparse.Namespace) -> int:
     """One line per method over the link's speed; where it crosses 1, no compression becomes the better choice."""
     report = Report("compression-break-even", options.output)
@@ -163,22 +189,41 @@ def break_even(options: argparse.Namespace) -> int:
                 lines.setdefault(row["method"], []).append(point)
     for points in lines.values():
         points.sort()
+    links = [link for link, _ in lines["none"]]
+    report.table(
+        "Times faster than no compression",
+        ["method", *(f"{link:g} Mbit/s" for link in links), "pays below, Mbit/s"],
+        [
+            [name, *(f"{gain:.2f}" for _, gain in points), crossing(points)]
+            for name, points in lines.items() if name != "none"
+        ],
+    )  # fmt: skip
     report.plot("What each method gains", "link, Mbit/s", "times faster than none", lines)
     return report.finish()
 
 
+def crossing(points: Sequence[tuple[float, float]]) -> str:
+    """The link's speed at which a method gains nothing any more, on a straight line between logarithms."""
+    for (slow, more), (fast, less) in itertools.pairwise(points):
+        if more > 1 >= less:
+            share = math.log(more) / math.log(more / less)
+            return f"{slow * (fast / slow) ** share:,.0f}"
+    return f"more than {points[-1][0]:,g}" if points[-1][1] > 1 else f"less than {points[0][0]:,g}"
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "step", "break-even"])
+    parser.add_argument("what", choices=["speed", "step", "network", "break-even"])
     parser.add_argument("--side", type=int, default=2048, help="rows and columns of the gradient")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="numpy", help="numpy, or torch's name of a device (cpu, cuda)")
     parser.add_argument("--ranks", type=int, default=4, help="step: ranks, where no launcher has started this")
     parser.add_argument("--link", type=float, default=1000.0, help="step: the links' Mbit/s, for table and plot")
+    parser.add_argument("--links", nargs="*", type=float, default=[10.0, 100.0, 1000.0], help="network: in Mbit/s")
     parser.add_argument("--methods", nargs="*", help="step: some methods only")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
-    return {"speed": speed, "step": step, "break-even": break_even}[options.what](options)
+    return {"speed": speed, "step": step, "network": network, "break-even": break_even}[options.what](options)
 
 
 if __name__ == "__main__":

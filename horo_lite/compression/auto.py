@@ -68,7 +68,7 @@ class Auto(Method):
 
     def bind(self, parameters: Sequence[Parameter]) -> Auto:
         bound = [candidate.bind(parameters) for candidate in self.candidates]
-        return dataclasses.replace(self, candidates=bound, parameters=tuple(parameters))
+        return self.altered(candidates=bound, parameters=tuple(parameters))
 
     def reduce(self, gradients: Sequence[Array], states: Sequence[State], group: Group) -> Exchange:
         if not gradients or not is_floating(gradients[0]):

@@ -139,14 +139,16 @@ class NumpyBackend:
         for cut in self.blocks(len(array)):
             block = array[cut]
             total += float(np.abs(block, out=scratch[: len(block)]).sum())
+        if math.isinf(total) and np.isfinite(peak := self.peak(array)):
+            return peak * self.mean_abs(array / peak)
         return array.dtype.type(total / len(array))
 
     @quiet
     def norm(self, array: Array) -> Any:
-        """The Euclidean norm."""
+        """The Euclidean norm, or the type's largest number where a finite array's norm is beyond it."""
         total = sum(float(np.dot(array[cut], array[cut])) for cut in self.blocks(len(array)))
         if math.isinf(total) and np.isfinite(peak := self.peak(array)):
-            return peak * self.norm(array / peak)
+            return np.minimum(peak * self.norm(array / peak), np.finfo(array.dtype).max)
         return array.dtype.type(np.sqrt(total))
 
     @quiet
@@ -190,6 +192,24 @@ class NumpyBackend:
         if not np.isfinite(matrix).all():
             return np.full_like(matrix, np.nan)
         return np.linalg.qr(matrix)[0]
+
+    def product(self, out: Array, left: Array, right: Array) -> None:
+        """out = left @ right for thin factors, by blocks of rows: the library passes over its result twice."""
+        for rows in self._rows(out):
+            np.matmul(left[rows], right, out=out[rows])
+
+    def subtract_product(self, out: Array, left: Array, right: Array) -> None:
+        """out -= left @ right, without the product in memory."""
+        scratch = np.empty((min(len(out), _rows_in_cache(out)), out.shape[1]), out.dtype)
+        for rows in self._rows(out):
+            part = np.matmul(left[rows], right, out=scratch[: rows.stop - rows.start])
+            np.subtract(out[rows], part, out=out[rows])
+
+    def _rows(self, matrix: Array) -> Iterator[slice]:
+        """Blocks of a matrix that stay in cache."""
+        step = _rows_in_cache(matrix)
+        for start in range(0, len(matrix), step):
+            yield slice(start, min(start + step, len(matrix)))
 
     def normal(self, generator: np.random.Generator, elements: int, name: str) -> Array:
         """Standard normal numbers."""
@@ -269,10 +289,12 @@ class TorchBackend:
         return array.abs().max()
 
     def mean_abs(self, array: Array) -> Any:
-        return array.abs().mean()
+        return array.abs().mean(dtype=self.xp.float64).to(array.dtype)
 
     def norm(self, array: Array) -> Any:
-        return array.norm()
+        norm = self.xp.linalg.vector_norm(array, dtype=self.xp.float64)
+        largest = self.xp.finfo(array.dtype).max
+        return self.xp.where(self.xp.isfinite(array.abs().max()), norm.clamp(max=largest), norm).to(array.dtype)
 
     def finite(self, array: Array) -> bool:
         return bool(self.xp.isfinite(array).all())
@@ -292,6 +314,12 @@ class TorchBackend:
     def orthonormal(self, matrix: Array) -> Array:
         basis = self.xp.linalg.qr(self.xp.nan_to_num(matrix)).Q
         return self.xp.where(self.xp.isfinite(matrix).all(), basis, self.xp.nan)
+
+    def product(self, out: Array, left: Array, right: Array) -> None:
+        self.xp.matmul(left, right, out=out)
+
+    def subtract_product(self, out: Array, left: Array, right: Array) -> None:
+        out.addmm_(left, right, alpha=-1)
 
     def normal(self, generator: Any, elements: int, name: str) -> Array:
         return self.empty(elements, name).normal_(generator=generator)
@@ -342,6 +370,10 @@ def _float8_codes() -> np.ndarray[Any, Any]:
 
     values = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
     return values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def _rows_in_cache(matrix: np.ndarray) -> int:
+    return max(1, _NUMPY_BLOCK // matrix.shape[1])
 
 
 def _lie_adjacent(arrays: Sequence[np.ndarray]) -> bool:

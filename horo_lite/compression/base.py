@@ -47,6 +47,7 @@ from horo_lite.interfaces import (
 
 State = MutableMapping[str, Any]
 Exchange = Generator[CompressorRequest, Any, Reduced]
+Rest = Callable[[Sequence[Array]], Sequence[Array]]
 
 _Self = TypeVar("_Self", bound="Method")
 
@@ -116,20 +117,35 @@ class Bucket:
         other.own = other.flat = flat
         return other
 
-    def reduced(self, mean: Array, contributed: Callable[[], Array]) -> Reduced:
-        """The result, from the flat mean and a function that computes this rank's flat contribution if it is asked."""
+    def reduced(
+        self,
+        mean: Array,
+        contributed: Callable[[], Array],
+        rest: Rest | None = None,
+    ) -> Reduced:
+        """The result, from the flat mean and a function that computes this rank's flat contribution if it is asked.
+
+        Args:
+            rest: as of ``Deferred``.
+        """
         split = self.layout.split
         return Reduced(
             split(self.backend.convert(mean, self.type_name)),
-            Deferred(lambda: split(contributed())),
+            Deferred(lambda: split(contributed()), rest),
         )
 
 
 class Deferred(Sequence[Array]):
-    """A sequence computed when first looked at: decoding one's own payload is wasted unless feedback wants it."""
+    """A sequence computed when first looked at: decoding one's own payload is wasted unless feedback wants it.
 
-    def __init__(self, compute: Callable[[], Sequence[Array]]) -> None:
+    Args:
+        rest: gives what the gradients hold beyond the sequence, in their memory where it likes; for methods that need
+            not compute the sequence for that.
+    """
+
+    def __init__(self, compute: Callable[[], Sequence[Array]], rest: Rest | None = None) -> None:
         self._compute = compute
+        self.rest = rest
 
     @functools.cached_property
     def _items(self) -> Sequence[Array]:
@@ -164,7 +180,14 @@ class Method:
         return f"{type(self).__name__}({values})"
 
     def bind(self, parameters: Sequence[Parameter]) -> Compressor:
-        return dataclasses.replace(self, parameters=tuple(parameters))
+        return self.altered(parameters=tuple(parameters))
+
+    def altered(self: _Self, **fields: Any) -> _Self:
+        """A copy with other fields; also of a subclass whose ``__init__`` takes other arguments."""
+        other = copy.copy(self)
+        for name, value in fields.items():
+            object.__setattr__(other, name, value)
+        return other
 
     @property
     def keeps_state(self) -> bool:

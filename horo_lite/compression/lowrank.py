@@ -91,14 +91,25 @@ class PowerSGD(Method):
         if own:
             means, _ = yield from _mean(own, [], backend, group)
 
-        def assembled(factors: Sequence[Array], rest: Sequence[Array]) -> Array:
-            return _assembled(bucket, matrices, bases, factors, rest)
-
-        mean = assembled(means, mean_vectors)
+        mean = _assembled(bucket, matrices, bases, means, mean_vectors)
         if means and backend.finite(backend.join([*means, *mean_vectors])):
             for m, factor in zip(matrices, means, strict=True):
                 self._remember(factor, states[m.place], backend)
-        return bucket.reduced(mean, lambda: assembled(own, vectors))
+
+        def contributed() -> Array:
+            return _assembled(bucket, matrices, bases, own, vectors)
+
+        def rest(gradients: Sequence[Array]) -> list[Array]:
+            out = [
+                gradient if index in compressed else backend.zeros(len(gradient), bucket.work_type)
+                for index, gradient in enumerate(gradients)
+            ]
+            for m, basis, factor in zip(matrices, bases, own, strict=True):
+                left = out[m.place].reshape(m.rows, m.columns)
+                backend.subtract_product(left, basis, factor.reshape(m.low_rank, m.columns))
+            return out
+
+        return bucket.reduced(mean, contributed, rest)
 
     def _matrices(self, layout: Layout) -> list[Matrix]:
         """The gradients that pay to compress."""
@@ -164,7 +175,7 @@ def _assembled(
     pieces = bucket.layout.split(out)
     for m, basis, factor in zip(matrices, bases, factors, strict=True):
         target = pieces[m.place].reshape(m.rows, m.columns)
-        bucket.backend.xp.matmul(basis, factor.reshape(m.low_rank, m.columns), out=target)
+        bucket.backend.product(target, basis, factor.reshape(m.low_rank, m.columns))
     compressed = {m.place for m in matrices}
     rest = iter(vectors)
     for index, piece in enumerate(pieces):

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from horo_lite.compression.base import Method, label
 from horo_lite.compression.casts import NoCompression
 from horo_lite.compression.feedback import WithFeedback
@@ -41,32 +39,40 @@ def is_compression(value: Any) -> bool:
     return callable(getattr(value, "reduce", None)) or _is_horovod_style(value)
 
 
-def resolve(compression: Any, to_tensor: Callable[[Array], Any] = np.asarray) -> Compressor | None:
-    """As ``as_compressor``, but None for ``Compression.none``: the gradients need no compressor at all."""
-    compressor = as_compressor(compression, to_tensor)
+def resolve(
+    compression: Any, to_tensor: Callable[[Array], Any] | None = None
+) -> Compressor | None:
+    """As ``as_compressor``, but None for ``Compression.none``: the gradients need no compressor at all.
+
+    Args:
+        compression: what a user passes.
+        to_tensor: makes the framework's tensor of a numpy array, for classes written for Horovod, also within wrappers.
+    """
+    compressor = as_compressor(compression)
+    if to_tensor is not None:
+        compressor = _on_tensors(compressor, to_tensor)
     return None if isinstance(compressor, NoCompression) else compressor
 
 
-def as_compressor(compression: Any, to_tensor: Callable[[Array], Any] = np.asarray) -> Compressor:
+def as_compressor(compression: Any) -> Compressor:
     """The compressor that a user means, with error feedback where the method comes with it.
 
     Args:
-        compression: ``Compression.<name>``, called or not; a compressor (wrapped or of one's own making); a class
-            with Horovod's static ``compress`` and ``decompress``.
-        to_tensor: makes the framework's tensor of a numpy array, for a class written for Horovod.
+        compression: ``Compression.<name>``, called or not; a compressor (wrapped or of one's own making) or its class;
+            a class with Horovod's static ``compress`` and ``decompress``.
 
     Raises:
         ArgumentTypeError: anything else; shows the right call.
     """
-    if isinstance(compression, type) and issubclass(compression, Method):
+    if isinstance(compression, type) and callable(getattr(compression, "reduce", None)):
         compression = compression()
     if isinstance(compression, Method):
         wanted = getattr(compression, "feedback", False) and not compression.own_feedback
         return WithFeedback(compression.contraction()) if wanted else compression
-    if not isinstance(compression, type) and callable(getattr(compression, "reduce", None)):
+    if callable(getattr(compression, "reduce", None)):
         return compression if callable(getattr(compression, "bind", None)) else Foreign(compression)
     if _is_horovod_style(compression):
-        return HorovodStyle(compression, to_tensor)
+        return HorovodStyle(compression)
     raise ArgumentTypeError(
         f"compression is {compression!r}; expected Compression.fp16, Compression.topk(0.01) or another of "
         "hvd.Compression, or a class with static compress(tensor) and decompress(tensor, ctx): "
@@ -77,6 +83,18 @@ def as_compressor(compression: Any, to_tensor: Callable[[Array], Any] = np.asarr
 def keeps_state(compressor: Compressor) -> bool:
     """True where a compressor needs the states of its last call."""
     return bool(getattr(compressor, "keeps_state", False))
+
+
+def _on_tensors(value: Any, to_tensor: Callable[[Array], Any]) -> Any:
+    """The same compressor, in which classes written for Horovod are given the framework's tensors."""
+    if isinstance(value, HorovodStyle):
+        return value.altered(to_tensor=to_tensor)
+    if type(value) in (tuple, list):
+        return tuple(_on_tensors(item, to_tensor) for item in value)
+    if isinstance(value, Method):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return value.altered(**{name: _on_tensors(item, to_tensor) for name, item in fields.items()})
+    return value
 
 
 def with_feedback(compression: Any) -> WithFeedback:

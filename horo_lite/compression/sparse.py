@@ -158,7 +158,7 @@ class RandomK(Method):
         check_between("ratio", self.ratio, 0, 1, "Compression.randomk(0.01)")
 
     def contraction(self) -> RandomK:
-        return dataclasses.replace(self, scaled=False)
+        return self.altered(scaled=False)
 
     def exchange(self, bucket: Bucket, states: Sequence[State], group: Group) -> Exchange:
         backend, layout = bucket.backend, bucket.layout

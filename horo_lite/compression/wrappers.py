@@ -135,7 +135,7 @@ class Warmup(Method):
         return keeps_state(self.inner)
 
     def bind(self, parameters: Sequence[Parameter]) -> Warmup:
-        return dataclasses.replace(self, inner=self.inner.bind(parameters))
+        return self.altered(inner=self.inner.bind(parameters))
 
     def reduce(self, gradients: Sequence[Array], states: Sequence[State], group: Group) -> Exchange:
         chosen = self.inner if next_draw(states, "warmup_steps") >= self.steps else _NONE

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
 from horo_lite.compression import Compression, as_compressor, is_compression, resolve
 from horo_lite.errors import ArgumentError
+from horo_lite.interfaces import Parameter
 from tests.contracts.compression import fresh_states, host, run
 
 
@@ -132,6 +136,71 @@ def test_a_compressor_of_ones_own_needs_only_reduce():
 
     assert run(Mine(), rows([1], [3])).results[0].mean[0].tolist() == [2]
     assert "0x" not in repr(as_compressor(Mine()))  # ranks compare it
+
+
+def test_a_class_of_ones_own_is_made_an_object():
+    class Mine:
+        def reduce(self, gradients, states, group):
+            return (yield from as_compressor(Compression.none).reduce(gradients, states, group))
+
+    assert run(Mine, rows([1], [3])).results[0].mean[0].tolist() == [2]
+    assert run(Compression.with_feedback(Mine), rows([1], [3])).results[0].mean[0].tolist() == [2]
+
+
+class FirstFew(Compression.topk):
+    """A subclass whose constructor takes other arguments."""
+
+    def __init__(self, count):
+        super().__init__(1.0)
+        object.__setattr__(self, "count", count)
+
+    def select(self, piece):
+        return np.arange(min(self.count, len(piece)))
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [FirstFew(2), Compression.warmup(FirstFew(2), 0), Compression.min_size(FirstFew(2), 1)],
+    ids=repr,
+)
+def test_a_subclass_of_a_method_is_bound_and_copied_as_it_is(wrapped):
+    states = fresh_states(2, 1)
+    again = pickle.loads(pickle.dumps(copy.deepcopy(as_compressor(wrapped))))
+    step = run(again, rows([1, -3, 2], [3, -3, 2]), states, [Parameter("weight", (3,))])
+    assert step.results[0].mean[0].tolist() == [2, -3, 0]
+    assert states[1][0]["residual"].tolist() == [0, 0, 2]
+
+
+class HalveTensors:
+    """For torch's tensors, which have ``half()``; arrays have not."""
+
+    @staticmethod
+    def compress(tensor):
+        return (tensor / 2).half(), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor.to(ctx) * 2
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda own: own,
+        Compression.with_feedback,
+        lambda own: Compression.warmup(own, 0),
+        lambda own: Compression.min_size(own, 1),
+        lambda own: Compression.per_layer({"w*": own}),
+        lambda own: Compression.auto([own], trials=1),
+        lambda own: Compression.warmup(Compression.per_layer({"*": Compression.with_feedback(own)}), 0),
+    ],
+)
+def test_a_class_written_for_tensors_is_given_tensors_in_every_wrapper(wrap):
+    torch = pytest.importorskip("torch")
+    compressor = resolve(wrap(HalveTensors), torch.from_numpy)
+    for _ in range(2):  # the second step is the class's own turn under auto
+        step = run(resolve(compressor), rows([1, -2], [3, 4]), parameters=[Parameter("weight", (2,))])
+    assert step.results[0].mean[0].tolist() == [2, 1]
 
 
 def test_neighbours_in_memory_are_sent_without_a_copy():
