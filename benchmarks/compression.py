@@ -32,6 +32,7 @@ from horo_lite.compression import as_compressor, payload_bytes
 from horo_lite.interfaces import GatherRequest, Group, Parameter, SumRequest
 
 HOSTS = 4
+POWERSGD_SIDE = 4096  # the matrix that its target is for
 METHODS: dict[str, Any] = {
     "none": C.none,
     "fp16": C.fp16,
@@ -92,7 +93,8 @@ def speed(options: argparse.Namespace) -> int:
     report = Report("compression-speed", options.output)
     gradient = make_gradient(options.side, options)
     parameters = [Parameter("weight", (options.side, options.side))]
-    chosen = {name: as_compressor(method).bind(parameters) for name, method in METHODS.items()}
+    methods = {name: method for name, method in METHODS.items() if name in (options.methods or METHODS)}
+    chosen = {name: as_compressor(method).bind(parameters) for name, method in methods.items()}
     states: dict[str, dict[str, Any]] = {name: {} for name in chosen}
     times: dict[str, list[tuple[float, float, int]]] = {name: [] for name in chosen}
     for _ in range(options.rounds + 1):
@@ -117,10 +119,14 @@ def speed(options: argparse.Namespace) -> int:
     )
     report.csv(records)
     rates = ("encode MB/s", "decode and feedback MB/s")
-    report.bars("One core", "MB/s", {r["method"].replace(" ", "\n"): {k: r[k] for k in rates} for r in records[1:]})
+    bars = {r["method"].replace(" ", "\n"): {key: r[key] for key in rates} for r in records if r["method"] != "none"}
+    report.bars("One core", "MB/s", bars)
     by_name = {record["method"]: record for record in records}
     for name, target in ENCODE_TARGETS_MB_S.items():
-        report.target(f"{name}, encoding", by_name[name]["encode MB/s"], at_least=target, unit="MB/s")
+        rate = by_name[name]["encode MB/s"] if name in by_name else None
+        report.target(f"{name}, encoding", rate, at_least=target, unit="MB/s")
+    whole_ms = by_name.get("powersgd rank 4", {}).get("both ms") if options.side == POWERSGD_SIDE else None
+    report.target(f"powersgd rank 4, {POWERSGD_SIDE} x {POWERSGD_SIDE}", whole_ms, at_most=60, unit="ms")
     return report.finish()
 
 
@@ -220,7 +226,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=4, help="step: ranks, where no launcher has started this")
     parser.add_argument("--link", type=float, default=1000.0, help="step: the links' Mbit/s, for table and plot")
     parser.add_argument("--links", nargs="*", type=float, default=[10.0, 100.0, 1000.0], help="network: in Mbit/s")
-    parser.add_argument("--methods", nargs="*", help="step: some methods only")
+    parser.add_argument("--methods", nargs="*", help="some methods only")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     return {"speed": speed, "step": step, "network": network, "break-even": break_even}[options.what](options)

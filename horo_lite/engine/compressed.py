@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horo_lite.arrays import device_name, is_torch, type_name
+from horo_lite.errors import ArgumentError, ArgumentTypeError
 from horo_lite.interfaces import (
     AllToAllRequest,
     Array,
@@ -31,6 +32,11 @@ def compressed(
 ) -> Generator[Any, Any, Reduced]:
     """Exchange one bucket's gradients through a compressor (``interfaces.Compressor``)."""
     work = compressor.reduce(gradients, states, fabric.group)
+    if not isinstance(work, Generator):
+        raise ArgumentTypeError(
+            f"{compressor!r}: reduce() returned {type(work).__name__}; expected a generator, which yields requests: "
+            "mean = yield SumRequest(array, 1 / group.size)"
+        )
     stats = fabric.stats
     reply: Any = None
     encoding = True
@@ -40,15 +46,36 @@ def compressed(
             request = work.send(reply)
         except StopIteration as stop:
             stats.decode_s += time.perf_counter() - started
-            return stop.value
+            return _checked(stop.value, gradients, compressor)
         asked = time.perf_counter()
         if encoding:
             stats.encode_s += asked - started
         else:
             stats.decode_s += asked - started
         encoding = False
+        if type(request) not in _ANSWERS:
+            raise ArgumentTypeError(
+                f"{compressor!r}: reduce() yielded {type(request).__name__}; expected one of "
+                f"{', '.join(kind.__name__ for kind in _ANSWERS)}"
+            )
         reply = yield from _ANSWERS[type(request)](request, fabric)
         stats.wire_s += time.perf_counter() - asked
+
+
+def _checked(result: Any, gradients: Sequence[Array], compressor: Compressor) -> Reduced:
+    """What a compressor has returned, if it fits: a mean of another length would be spread over the gradient."""
+    try:
+        mean, contributed = result
+        lengths = [len(array) for array in mean]
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(
+            f"{compressor!r}: reduce() ended with {type(result).__name__}; expected Reduced(mean, contributed), each a "
+            "list of one flat array per gradient"
+        ) from None
+    wanted = [len(gradient) for gradient in gradients]
+    if lengths != wanted:
+        raise ArgumentError(f"{compressor!r}: the means have {lengths} elements; expected {wanted}, as the gradients")
+    return Reduced(mean, contributed)
 
 
 def _sum(request: SumRequest, fabric: Fabric) -> Generator[Any, Any, Array]:
@@ -103,7 +130,6 @@ def _cut(whole: Array, lengths: Sequence[int]) -> list[Array]:
         parts.append(whole[start : start + int(length)])
         start += int(length)
     return parts
-
 
 
 _ANSWERS: dict[type, Callable[..., Generator[Any, Any, Any]]] = {
