@@ -105,13 +105,15 @@ class Report:
         axes = self._axes(title)
         if axes is None:
             return
-        for label, points in series.items():
-            axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=label)
+        for index, (label, points) in enumerate(series.items()):
+            style = ("-", "--", ":")[index // 10 % 3]  # there are ten colours
+            axes.plot([x for x, _ in points], [y for _, y in points], style, marker="o", markersize=3, label=label)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log" if log_y else "linear")
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        axes.legend(fontsize="small")
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(series) > 8 else {}
+        axes.legend(fontsize="small", **beside)
         self._save(axes, suffix)
 
     def bars(

@@ -102,7 +102,7 @@ def test_feedback_finds_the_minimum_of_ranks_that_pull_apart(compression):
     rng = np.random.default_rng(0)
     targets = [rng.standard_normal(40) * 3 for _ in range(3)]
     found = descend(
-        compression, lambda x: [x - t for t in targets], np.zeros(40), lambda t: 1 / (t + 10), 400
+        compression, lambda x: [x - t for t in targets], np.zeros(40), lambda t: 1 / (t + 10), 250
     )
     assert np.abs(found - np.mean(targets, axis=0)).max() < 0.25
 
