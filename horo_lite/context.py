@@ -161,6 +161,7 @@ class Context:
 
 
 _context: Context | None = None
+_watches_forks = False
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -175,9 +176,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         LaunchError: another MPI's launcher was used, so that every process would be rank 0 of 1.
         ValueError: two process sets have the same ranks.
     """
-    global _context
+    global _context, _watches_forks
     if _context is not None:
         return
+    if not _watches_forks and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forked)
+        _watches_forks = True
     config = Config.from_environment()
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
@@ -209,6 +213,15 @@ def _leave(ended: str) -> None:
     context, _context = _context, None
     atexit.unregister(_leave)
     context.close(ended)
+
+
+def _forked() -> None:
+    """In a child such as a data loader's worker: it may ask for ranks and sizes, but not talk to the other ranks."""
+    if _context is not None:
+        _context.engine.forbid(
+            f"process {os.getpid()} was forked from rank {_context.rank} and is no rank itself: only the process that "
+            "called init() can take part in collectives. Hand over to it what the ranks are to exchange"
+        )
 
 
 def is_initialized() -> bool:

@@ -63,19 +63,23 @@ def _reduce(
     def make(_: Member | None = None) -> Operation:
         given = tensor if in_place else as_tensor(tensor)
         return AllReduce(
-            [given], name or "", reduction_of(average, op), float(prescale), float(postscale), in_place=in_place
+            [given], name or "", reduction_of(average, op), float(prescale), float(postscale), in_place=in_place,
+            outputs=output,
         )
 
+    output: list[Any] | None = None
     values, lane = plain_values(tensor), process_set.member().lane
-    if values is None or lane is None or values.nbytes > lane.short_way.travelling_bytes:
+    if values is None or lane is None or values.nbytes > lane.short_way.most_bytes:
         return call(process_set, "allreduce", name, make)
     engine = current().engine
     arguments = (type(tensor), values.dtype, values.shape, average, name, op, prescale, postscale)
-    output = tensor if in_place else new_tensor(values.shape, tensor)
-    target = values if in_place else plain_values(output)
+    target: Any = values
+    if not in_place:
+        output = [new_tensor(values.shape, tensor)]
+        target = plain_values(output[0])
     again = engine.repeat(lane, arguments, name, values, target, make)
     if again is True:
-        return output
+        return tensor if output is None else output[0]
     if again:
         return engine.wait(again)
     lane, operation = _made(process_set, "allreduce", name, make)

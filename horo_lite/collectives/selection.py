@@ -22,7 +22,7 @@ from horo_lite.collectives.registry import Algorithm, Work, algorithm, algorithm
 from horo_lite.errors import ArgumentError
 
 AUTO = "auto"
-_FORMAT = 1
+_FORMAT = 2
 _ITEM_BYTES = 4  # of the elements that estimates are made for
 _TOLERANCE = 1.1  # estimates are no better than that
 # A rank of these sends to one neighbour only and receives from one, so links are loaded evenly and a connection stays

@@ -168,11 +168,8 @@ def shared_allreduce(
         )
 
     def copy_in(k: int) -> None:
-        piece, areas, offsets = piece_of(k)
-        low, high = offsets[group.index], offsets[group.index + 1]
-        mine = areas[group.index]
-        kernel.copy(mine[:low], piece[:low])  # nobody else reads this rank's input of its own slice
-        kernel.copy(mine[high:], piece[high:])
+        piece, areas, _ = piece_of(k)
+        lay_out(group, piece, areas, kernel)
 
     copy_in(0)
     yield from dissemination_barrier(group)  # ready
@@ -189,6 +186,40 @@ def shared_allreduce(
             part = slice(offsets[member], offsets[member + 1])
             kernel.copy(piece[part], area[part])
     yield from dissemination_barrier(group)  # read
+
+
+def lay_out(group: Group, values: Array, areas: Sequence[Array], kernel: Kernel) -> None:
+    """Copy to this rank's own area what others will reduce: all but its own slice."""
+    offsets = even_offsets(len(values), group.size)
+    low, high = offsets[group.index], offsets[group.index + 1]
+    own = areas[group.index]
+    kernel.copy(own[:low], values[:low])
+    kernel.copy(own[high:], values[high:])
+
+
+def laid_out_allreduce(
+    group: Group, values: Array, target: Array, areas: Sequence[Array], kernel: Kernel
+) -> Schedule:
+    """The rest of an all-reduce, once every member is known to have laid its values out.
+
+    Args:
+        target: where the result goes; it may be ``values``.
+        areas: all members' areas in order, as long as the values.
+
+    Steps: 1 fence of ceil(log2 N) empty messages. Sent: nothing. How the members know is the *ready*
+    fence, and of the next all-reduce it is the *read* fence too, if a member asks for that one only
+    when it has ended this one: until then nobody writes to what is read back, the slice of its own
+    in each one's area, and the others' slices there are read before *reduced*.
+    """
+    offsets = even_offsets(len(values), group.size)
+    own = slice(offsets[group.index], offsets[group.index + 1])
+    inputs = [area[own] for area in areas]
+    inputs[group.index] = values[own]
+    kernel.combine(areas[group.index][own], inputs, last=True)
+    yield from dissemination_barrier(group)  # reduced
+    for member, area in enumerate(areas):
+        part = slice(offsets[member], offsets[member + 1])
+        kernel.copy(target[part], area[part])
 
 
 def _reduce_slice(

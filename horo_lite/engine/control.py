@@ -18,8 +18,9 @@ import numpy as np
 from horo_lite.interfaces import Array, Mailbox, Token, Transport
 from horo_lite.transport.mailbox import ProbedMailbox
 
-NUMBERED = struct.Struct("<c7xqq")  # b"#", number of the cached agreement, counter; values behind it are aligned
-TRAVELLING_BYTES = 64 << 10  # the most values that go along with a request
+NUMBERED = struct.Struct("<c7xqq")  # a mark, number of the cached agreement, counter; values behind it are aligned
+PLAIN, LAID_OUT = b"#", b"="  # the marks: LAID_OUT where the values lie in shared memory (``short_way``)
+TRAVELLING_BYTES = 32 << 10  # the most values that go along with a request
 FIRST_DATA_TAG = 16  # lower tags are the control channel's own
 
 _MAILBOX_BYTES = NUMBERED.size + TRAVELLING_BYTES

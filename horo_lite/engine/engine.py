@@ -171,6 +171,15 @@ class Engine:
         if not all(lane.idle for lane in self._lanes):
             self.wake()  # a message of ours may still be leaving, and others wait for it
 
+    def forbid(self, reason: str) -> None:
+        """In a forked child, which has the memory of a rank but none of its messages: whatever it asks for raises."""
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise HorovodInternalError(reason)
+
+        for entry in ("call", "repeat", "wait", "drive", "poll", "wake"):
+            setattr(self, entry, refuse)
+
     def close(self) -> None:
         """End the communication thread; operations still under way fail."""
         self._closing = True

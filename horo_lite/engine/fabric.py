@@ -24,6 +24,7 @@ from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import is_crowded
 
 _STAGING_BYTES = 3 << 20  # three pieces of 1 MiB, so that what one rank writes another finds in a cache
+_LAID_OUT_BYTES = 2 << 20
 _COORDINATED_BYTES = 128 << 10  # of values that go along with requests, from all ranks together
 _COORDINATED_FAR_BYTES = 64 << 10
 _TRAVELLING_FAR_BYTES = 8 << 10  # across nodes the coordinator's port is what is waited for
@@ -59,12 +60,18 @@ class Fabric:
         self._config = config
         self._one_node = len(topology.nodes) == 1 and self.shares_memory
         self._staging: list[Array] | None = None
+        self.laid_out_areas: list[Array] = []
+        """Once there is staging memory: all members' memory for values that are laid out."""
         self.travelling_bytes = -1
         """Tensors up to this size travel with the request (see ``short_way``)."""
         if config.algorithm == AUTO and len(topology.nodes) == 1:
             self.travelling_bytes = min(TRAVELLING_BYTES, _COORDINATED_BYTES // self.size)
         elif config.algorithm == AUTO:
             self.travelling_bytes = min(_TRAVELLING_FAR_BYTES, _COORDINATED_FAR_BYTES // self.size)
+        self.laid_out_bytes = -1
+        """Larger ones, up to this size, are laid out in shared memory before the request (see ``short_way``)."""
+        if config.algorithm == AUTO and self._one_node and not is_crowded(self.size):
+            self.laid_out_bytes = _LAID_OUT_BYTES
         self._ranks_per_node = min(len(node) for node in topology.nodes)
         crowded = is_crowded(topology.local_size)
         measures = self.size > 1 and config.algorithm == AUTO and (len(topology.nodes) > 1 or not crowded)
@@ -86,7 +93,11 @@ class Fabric:
         Args:
             staged: False keeps away from the staging memory (for a schedule inside another one).
         """
-        if self.table is None and buffer.nbytes > max(_UNMEASURED_BYTES, self.travelling_bytes):
+        if (
+            self.table is None
+            and buffer.nbytes > _UNMEASURED_BYTES
+            and self._settled(buffer.nbytes, staged and isinstance(buffer, np.ndarray)) is None
+        ):
             again = functools.partial(
                 self.allreduce, buffer, type_name, reduction, prescale, postscale, device, staged
             )
@@ -112,11 +123,21 @@ class Fabric:
         if reduction is Reduction.ADASUM:
             return algorithm("adasum", "halving_doubling").schedule, arithmetic, False
         staged = staged and isinstance(buffer, np.ndarray)
-        if buffer.nbytes <= self.travelling_bytes:
-            name = "gathered"  # adds up in the coordinator's order: which of both did it shows in no bit
-        else:
+        name = self._settled(buffer.nbytes, staged)
+        if name is None:
             name = self._algorithm("allreduce", buffer.nbytes, arithmetic.wide, staged)
         return self._prepared(name, buffer, reduction), arithmetic, name == "shared"
+
+    @property
+    def settled_bytes(self) -> int:
+        """Up to here an ordinary tensor needs no choice of an algorithm."""
+        return max(self.travelling_bytes, self.laid_out_bytes)
+
+    def _settled(self, nbytes: int, staged: bool) -> str | None:
+        """For sizes that may also go the short way: what adds up in the same order, so that it shows in no bit."""
+        if nbytes <= self.travelling_bytes:
+            return "gathered"
+        return "shared" if staged and nbytes <= self.laid_out_bytes else None
 
     def run(self, name: str, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
         """A sum by this algorithm, whatever the table says."""
@@ -151,11 +172,12 @@ class Fabric:
     def _shared_allreduce(self, group: Group, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
         """Through the staging areas, which the first such all-reduce makes; by messages where memory is not shared."""
         if self._staging is None:
-            blocks = yield from shared_blocks(_STAGING_BYTES, self)
+            blocks = yield from shared_blocks(_STAGING_BYTES + _LAID_OUT_BYTES, self)
             self._staging = [block.array("uint8", 0, _STAGING_BYTES) for block in blocks]
+            self.laid_out_areas = [block.array("uint8", _STAGING_BYTES, _LAID_OUT_BYTES) for block in blocks]
         if self._staging:
             areas = [area.view(buffer.dtype) for area in self._staging]
-            self.stats.shared_bytes += self._shared_bytes(buffer)
+            self.stats.shared_bytes += self.shared_bytes(buffer)
             yield from algorithm("allreduce", "shared")(group, buffer, arithmetic, staging=areas)
         else:
             name = "pairwise" if arithmetic.wide else "ring"
@@ -202,7 +224,7 @@ class Fabric:
             )[0]
         chosen = algorithm("resident_allreduce", "hierarchical" if several_nodes else "flat")
         context = {k: v for k, v in self._context(mine).items() if k in chosen.takes}
-        shared_bytes = self._shared_bytes(mine)
+        shared_bytes = self.shared_bytes(mine)
 
         def reduce_in_place() -> Schedule:
             if prescale != 1.0:
@@ -212,7 +234,7 @@ class Fabric:
 
         return reduce_in_place
 
-    def _shared_bytes(self, buffer: Array) -> int:
+    def shared_bytes(self, buffer: Array) -> int:
         """A rank reads its slice of the others' memory to reduce, and the others' slices to read back."""
         ranks = self.topology.local_size
         return 2 * (ranks - 1) * int(buffer.nbytes) // ranks

@@ -15,7 +15,14 @@ from collections import deque
 import numpy as np
 
 from horo_lite.engine.agreement import Signature
-from horo_lite.engine.control import FIRST_DATA_TAG, NUMBERED, ControlChannel, packed
+from horo_lite.engine.control import (
+    FIRST_DATA_TAG,
+    LAID_OUT,
+    NUMBERED,
+    PLAIN,
+    ControlChannel,
+    packed,
+)
 from horo_lite.engine.coordinator import JOIN, Agreement, Coordinator, Key, Verdict
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Pending
@@ -192,7 +199,7 @@ class NamedLane:
         elif known is None:
             self._control.send(packed((key, signature)), 0)
         else:
-            self._control.send(NUMBERED.pack(b"#", known.number, key.counter), 0)
+            self._control.send(NUMBERED.pack(PLAIN, known.number, key.counter), 0)
 
     def expect(self, operation: Operation) -> None:
         """This rank has asked for an operation: it begins when the verdict comes."""
@@ -206,7 +213,7 @@ class NamedLane:
             if self.transport.size > 1:
                 agreement = verdict.agreement
                 if agreement is not None and agreement.number in self._agreed:
-                    message = NUMBERED.pack(b"#", agreement.number, verdict.key.counter)
+                    message = NUMBERED.pack(PLAIN, agreement.number, verdict.key.counter)
                 else:
                     message = packed(verdict)
                 for member in range(1, self.transport.size):
@@ -222,14 +229,14 @@ class NamedLane:
 
     def read(self, message: bytes, peer: int) -> None:
         """A request, on the coordinator, or a verdict."""
-        if message[:1] != b"#":
+        if message[:1] not in (PLAIN, LAID_OUT):
             if self._coordinator is None:
                 self._act(pickle.loads(message))
             else:
                 key, asked = pickle.loads(message)
                 self.announce(self._coordinator.ask(peer, key, asked))
             return
-        _, number, counter = NUMBERED.unpack_from(message)
+        mark, number, counter = NUMBERED.unpack_from(message)
         known = self._agreed[number]
         key = Key(known.name, counter)
         if self._coordinator is not None:  # values that came along are sent again, now that ranks did not meet at once
@@ -237,14 +244,15 @@ class NamedLane:
         elif len(message) > NUMBERED.size:
             operation = self._asked.pop(key)
             self._names.discard(key)
-            operation.absorb(np.frombuffer(message, np.uint8, offset=NUMBERED.size), self._fabric)
+            target = operation.target(self._fabric)
+            target[:] = np.frombuffer(message, target.dtype, offset=NUMBERED.size)
             operation.handle.succeed(operation.result())
         else:
-            self._act(Verdict(key, known))
+            self._act(Verdict(key, known), mark == LAID_OUT)
 
     # --- carrying out --------------------------------------------------------------------------------------------
 
-    def _act(self, verdict: Verdict) -> None:
+    def _act(self, verdict: Verdict, laid_out: bool = False) -> None:
         """Every member, for every verdict, in the same order: start the operation or fail it."""
         operation = self._asked.pop(verdict.key, None)
         self._names.discard(verdict.key)
@@ -258,7 +266,7 @@ class NamedLane:
         if agreement is not None:
             if agreement.number is not None and agreement.number not in self._agreed:
                 self._remember(agreement, agreement.number)
-            self._start(operation or stand_in(agreement.signatures), agreement)
+            self._start(operation or stand_in(agreement.signatures), agreement, laid_out)
         elif operation is None:
             return
         elif verdict.error is not None:
@@ -292,36 +300,42 @@ class NamedLane:
             and self._newest - agreement.number + len(self._asked) < _AGREEMENTS_KEPT
         )
 
-    def _start(self, operation: Operation, agreement: Agreement) -> None:
+    def _start(self, operation: Operation, agreement: Agreement, laid_out: bool) -> None:
         timeline = self._fabric.instruments.timeline
         if timeline is not None:
             timeline.begin(operation.handle.name, operation.signature.kind.upper())
         try:
-            schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
+            if laid_out:
+                schedule, exclusive = self.short_way.granted_late(operation, agreement), False
+            else:
+                schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
         except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
             next(self._started)  # others use up a tag for it
             operation.handle.fail(as_fault(error, operation.handle.name))
             return
-        running = self._launch(schedule, exclusive, operation)
+        running = self.begin(schedule)
+        self.take_over(running, operation, exclusive)
         if not exclusive or len(self._exclusive) == 1:
             self._advance(running, operation)
 
-    def carry_out(self, operation: Operation, agreement: Agreement, polls: int) -> None:
+    def carry_out(self, schedule: Schedule, exclusive: bool, operation: Operation, polls: int) -> None:
         """Start an operation while nothing else is under way, and stay with it for some polls."""
-        schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
-        running = self._launch(schedule, exclusive, operation)
+        running = self.begin(schedule)
+        self.take_over(running, operation, exclusive)
         while not running.finished and polls:
             polls -= not self._advance(running, operation)
         if running.finished:
             self._exclusive.clear()
             self._running.clear()
 
-    def _launch(self, schedule: Schedule, exclusive: bool, operation: Operation) -> Running:
-        tag = FIRST_DATA_TAG + next(self._started) % self._tags
-        running = Running(schedule, self.transport, tag)
+    def begin(self, schedule: Schedule) -> Running:
+        """The schedule of an operation that may start, with a tag of its own, the same on every member."""
+        return Running(schedule, self.transport, FIRST_DATA_TAG + next(self._started) % self._tags)
+
+    def take_over(self, running: Running, operation: Operation, exclusive: bool = False) -> None:
+        """Let a schedule go on with ``progress``; an exclusive one after those before it."""
         (self._exclusive if exclusive else self._running).append((running, operation))
         self.stir()
-        return running
 
     def _advance(self, running: Running, operation: Operation) -> bool:
         """One operation, as far as it goes. A fault in its own work fails it alone; a lost peer fails the lane."""

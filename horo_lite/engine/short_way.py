@@ -1,8 +1,12 @@
 """The short way of a synchronous call: what was agreed on before, with nothing else under way on this rank.
 
-The caller waits for each message right here, in its own thread. The values of a small all-reduce travel with the
-request: the coordinator reduces them and answers with the result, so that two messages are all. Everything that can be
-made once is kept: the messages' memory, views of it, the arithmetic, and by what arguments a call is known again.
+The caller waits for each message right here, in its own thread, and what can be made once is kept: the memory of the
+messages, views of it, the arithmetic, and by what arguments a call is known again. An all-reduce has two forms of it:
+
+- *travelling*: the values of a small tensor travel with the request; the coordinator reduces them and answers with the
+  result. Two messages are all.
+- *laid out*: on one node, the values lie in shared memory before the request leaves, so that the answer says that
+  everybody's do: after it every member reduces its slice, and one fence later reads back the others'.
 
 What needs more than a few polls, or another message than the expected one, turns back to the ordinary way.
 """
@@ -17,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horo_lite.arrays import kernel, numpy_dtype
+from horo_lite.collectives.shared_memory import laid_out_allreduce, lay_out
 from horo_lite.engine.agreement import Signature
-from horo_lite.engine.control import NUMBERED, ControlChannel
+from horo_lite.engine.control import LAID_OUT, NUMBERED, PLAIN, ControlChannel
 from horo_lite.engine.coordinator import Agreement, Coordinator, Key
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle
 from horo_lite.engine.operations import Operation
-from horo_lite.interfaces import Array, Mailbox, Reduction
+from horo_lite.interfaces import Array, Mailbox, Reduction, Schedule
 
 if TYPE_CHECKING:
     from horo_lite.engine.named import NamedLane
@@ -31,33 +36,65 @@ if TYPE_CHECKING:
 _CAPACITY = 1024
 
 
-class _Travelling:
-    """A small all-reduce that was agreed on, ready to be asked for again.
+class _Plain:
+    """An operation that was agreed on, and nothing goes along with its request.
 
     Attributes:
-        header: of its messages; the counter is that of a named operation.
+        mark: the first byte of its messages.
+        header: its messages; the counter is that of a named operation.
+    """
+
+    mark = PLAIN
+
+    def __init__(self, agreement: Agreement) -> None:
+        self.agreement = agreement
+        self.header = self.numbered(-1)
+
+    def numbered(self, counter: int) -> bytes:
+        """The header with a counter."""
+        return NUMBERED.pack(self.mark, self.agreement.number, counter)
+
+
+class _AllReduce(_Plain):
+    def __init__(self, agreement: Agreement, signature: Signature, size: int) -> None:
+        super().__init__(agreement)
+        self.dtype = numpy_dtype(signature.types[0])
+        self.dense_bytes = math.prod(signature.shapes[0]) * self.dtype.itemsize
+        self.kernel = kernel(signature.types[0], Reduction(signature.reduction), size, 1.0, signature.postscale)
+
+
+class _Travelling(_AllReduce):
+    """An all-reduce whose values travel with its request.
+
+    Attributes:
         outgoing: its values in the mailbox's memory.
         incoming: the values that the mailbox has received.
         arrived: each member's values, where not all come at once.
     """
 
-    __slots__ = (
-        "agreement", "arrived", "combine", "dense_bytes", "header", "incoming", "message_bytes", "outgoing",
-    )
-
     def __init__(
         self, agreement: Agreement, signature: Signature, size: int, mailbox: Mailbox, shelves: Array
     ) -> None:
-        dtype = numpy_dtype(signature.types[0])
-        self.agreement = agreement
-        self.header = NUMBERED.pack(b"#", agreement.number, -1)
-        self.dense_bytes = math.prod(signature.shapes[0]) * dtype.itemsize
+        super().__init__(agreement, signature, size)
         self.message_bytes = NUMBERED.size + self.dense_bytes
-        self.outgoing: Array = mailbox.outgoing[NUMBERED.size : self.message_bytes].view(dtype)
-        self.incoming: Array = mailbox.incoming[NUMBERED.size : self.message_bytes].view(dtype)
-        self.arrived: list[Array] = [shelf[: self.dense_bytes].view(dtype) for shelf in shelves]
-        reduction = Reduction(signature.reduction)
-        self.combine = kernel(signature.types[0], reduction, size, 1.0, signature.postscale).combine_block
+        self.outgoing: Array = mailbox.outgoing[NUMBERED.size : self.message_bytes].view(self.dtype)
+        self.incoming: Array = mailbox.incoming[NUMBERED.size : self.message_bytes].view(self.dtype)
+        self.arrived: list[Array] = [shelf[: self.dense_bytes].view(self.dtype) for shelf in shelves]
+        self.combine = self.kernel.combine_block
+
+
+class _LaidOut(_AllReduce):
+    """An all-reduce whose values lie in shared memory before it is asked for.
+
+    Attributes:
+        areas: the memory of all members.
+    """
+
+    mark = LAID_OUT
+
+    def __init__(self, agreement: Agreement, signature: Signature, fabric: Fabric) -> None:
+        super().__init__(agreement, signature, fabric.size)
+        self.areas = [area[: self.dense_bytes].view(self.dtype) for area in fabric.laid_out_areas]
 
 
 class ShortWay:
@@ -66,12 +103,15 @@ class ShortWay:
     Args:
         lane: takes over what does not come to its end here.
         coordinator: on the first member.
+
+    Attributes:
+        most_bytes: the largest tensors for which ``repeat`` can do anything.
     """
 
     def __init__(
         self, lane: NamedLane, fabric: Fabric, control: ControlChannel, coordinator: Coordinator | None
     ) -> None:
-        self.travelling_bytes = fabric.travelling_bytes
+        self.most_bytes = fabric.settled_bytes
         shelf_bytes = max(0, -(-fabric.travelling_bytes // 16) * 16)  # each aligned for any type
         self._shelves = np.empty((fabric.size if coordinator is not None else 0, shelf_bytes), np.uint8)
         self._lane = lane
@@ -80,12 +120,11 @@ class ShortWay:
         self._control = control
         self._mailbox = control.mailbox
         self._coordinator = coordinator
-        self._member = fabric.group.index
         self._size = fabric.size
         self._outgoing_header = memoryview(self._mailbox.outgoing)[: NUMBERED.size]
         self._incoming_header = memoryview(self._mailbox.incoming)[: NUMBERED.size]
-        self._by_number: dict[int | None, _Travelling] = {}
-        self._by_arguments: dict[Hashable, _Travelling] = {}
+        self._by_number: dict[Hashable, _AllReduce] = {}
+        self._by_arguments: dict[Hashable, _AllReduce] = {}
 
     def repeat(
         self,
@@ -96,44 +135,65 @@ class ShortWay:
         make: Callable[[], Operation],
         polls: int,
     ) -> Handle | bool:
-        """A small all-reduce that ``call`` has done before under the same ``arguments``.
+        """An all-reduce that ``call`` has done before under the same ``arguments``.
 
         Args:
             name: None for the next one of its kind.
             values: what is reduced.
             target: where the result goes, of the same shape; it may be ``values``.
-            make: the operation, should it have to go on in the ordinary way.
+            make: the operation, with the same target, should it have to go on in the ordinary way.
 
         Returns:
             True when the result is in ``target``; False when the operation must be made and called; else the
             handle of an operation that is under way.
         """
         try:
-            travelling = self._by_arguments.get(arguments)
+            known = self._by_arguments.get(arguments)
         except TypeError:  # something in it has no hash
             return False
-        lane = self._lane
-        if travelling is None or not (lane.idle and lane.remembers(travelling.agreement)):
+        lane, instruments = self._lane, self._instruments
+        if known is None or not (lane.idle and lane.remembers(known.agreement)) or instruments.timeline is not None:
             return False
-        stats, header = self._instruments.stats, travelling.header
-        if self._instruments.timeline is not None:
-            return False
+        header = known.header
         if not name:
             key = lane.next_key("allreduce")
-            header = NUMBERED.pack(b"#", travelling.agreement.number, key.counter)
+            header = known.numbered(key.counter)
             make = functools.partial(_numbered, make, key)
         if values.ndim != 1:
             values, target = values.reshape(-1), target.reshape(-1)
-        result = self._exchange(travelling.agreement, header, travelling, values, make, polls)
-        if type(result) is np.ndarray:
-            target[:] = result
-            stats.dense_bytes += travelling.dense_bytes
-            stats.payload_bytes += travelling.dense_bytes
-            return True
-        operation = make() if result is None else result
+        result = self._exchange(known, header, values, make, polls)
+        if isinstance(result, Operation):
+            return result.handle
         if result is None:
-            lane.carry_out(operation, travelling.agreement, polls)
+            return self._go_on(known, values, target, make, polls)
+        target[:] = result
+        self._count(known)
+        return True
+
+    def _go_on(
+        self, known: _AllReduce, values: Array, target: Array, make: Callable[[], Operation], polls: int
+    ) -> Handle | bool:
+        """What ``repeat`` does when the operation may start. Returns as it does."""
+        if not isinstance(known, _LaidOut):
+            operation = make()
+            schedule, exclusive = operation.schedule(known.agreement.signatures, self._fabric)
+            self._lane.carry_out(schedule, exclusive, operation, polls)
+            return operation.handle
+        running = self._lane.begin(self._reduce(known, values, target))
+        while polls and not running.finished:
+            polls -= not running.advance()
+        if running.finished:
+            self._count(known)
+            return True
+        operation = make()
+        operation.target(self._fabric)
+        self._lane.take_over(running, operation)
         return operation.handle
+
+    def _count(self, known: _AllReduce) -> None:
+        stats = self._instruments.stats
+        stats.dense_bytes += known.dense_bytes
+        stats.payload_bytes += known.dense_bytes
 
     def call(self, operation: Operation, polls: int, arguments: Hashable = None) -> bool:
         """Any operation that was agreed on before.
@@ -148,39 +208,53 @@ class ShortWay:
         agreement = self._lane.agreement_on(operation)
         if agreement is None or not self._is_open(polls):
             return False
-        values = operation.values(self._fabric)
-        travelling = None if values is None else self._travelling(agreement, operation.signature)
-        if travelling is not None and arguments is not None:
-            _keep(self._by_arguments, arguments, travelling)
-        header = NUMBERED.pack(b"#", agreement.number, operation.key.counter)
-        result = self._exchange(agreement, header, travelling, values, lambda: operation, polls)
+        values = operation.values()
+        known = self._known(agreement, operation.signature, 0 if values is None else values.nbytes)
+        if isinstance(known, _AllReduce) and arguments is not None:
+            _keep(self._by_arguments, arguments, known)
+        header = known.numbered(operation.key.counter)
+        result = self._exchange(known, header, values, lambda: operation, polls)
         if result is None:
-            self._lane.carry_out(operation, agreement, polls)
+            if isinstance(known, _LaidOut):
+                schedule, exclusive = self._reduce(known, values, operation.target(self._fabric)), False
+            else:
+                schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
+            self._lane.carry_out(schedule, exclusive, operation, polls)
         elif result is not operation:
-            operation.absorb(result, self._fabric)
+            operation.target(self._fabric)[:] = result
             operation.handle.succeed(operation.result())
         return True
+
+    def granted_late(self, operation: Operation, agreement: Agreement) -> Schedule:
+        """The rest of an operation that was laid out here, and of which the lane has read that everyone's was."""
+        known: Any = self._by_number[agreement.number]
+        return self._reduce(known, operation.values(), operation.target(self._fabric))
+
+    def _reduce(self, known: _LaidOut, values: Array, target: Array) -> Schedule:
+        """The rest of an all-reduce whose values every member has laid out."""
+        self._instruments.stats.shared_bytes += self._fabric.shared_bytes(values)
+        return laid_out_allreduce(self._fabric.group, values, target, known.areas, known.kernel)
 
     def _is_open(self, polls: int) -> bool:
         alone = self._size == 1
         return (alone or polls > 0) and self._lane.idle and self._instruments.timeline is None
 
-    def _travelling(self, agreement: Agreement, signature: Signature) -> _Travelling:
-        number = agreement.number
-        found = self._by_number.get(number)
-        if found is None:
+    def _known(self, agreement: Agreement, signature: Signature, nbytes: int) -> _Plain:
+        """An agreement in the form in which ``nbytes`` of values go the short way; 0 for none."""
+        found = self._by_number.get(agreement.number)
+        if found is not None:
+            return found
+        if 0 < nbytes <= self._fabric.travelling_bytes:
             found = _Travelling(agreement, signature, self._size, self._mailbox, self._shelves)
-            _keep(self._by_number, number, found)
+        elif 0 < nbytes <= self._fabric.laid_out_bytes and self._fabric.laid_out_areas:
+            found = _LaidOut(agreement, signature, self._fabric)
+        else:
+            return _Plain(agreement)
+        _keep(self._by_number, agreement.number, found)
         return found
 
     def _exchange(
-        self,
-        agreement: Agreement,
-        header: bytes,
-        travelling: _Travelling | None,
-        values: Array,
-        make: Callable[[], Operation],
-        polls: int,
+        self, known: _Plain, header: bytes, values: Array, make: Callable[[], Operation], polls: int
     ) -> Array | Operation | None:
         """Ask, and wait for the answer.
 
@@ -188,21 +262,24 @@ class ShortWay:
             The result, in memory that the next message overwrites; None where none came along and the operation starts
             now; or the operation, which the lane has taken over since other members are late.
         """
+        if isinstance(known, _LaidOut):
+            lay_out(self._fabric.group, values, known.areas, known.kernel)
         if self._coordinator is not None:
-            return self._collect(self._coordinator, agreement, header, travelling, values, make, polls)
+            return self._collect(self._coordinator, known, header, values, make, polls)
         self._outgoing_header[:] = header
-        if travelling is None:
-            self._post(NUMBERED.size, 0)
+        if isinstance(known, _Travelling):
+            known.outgoing[:] = values
+            self._post(known.message_bytes, 0)
         else:
-            travelling.outgoing[:] = values
-            self._post(travelling.message_bytes, 0)
+            self._post(NUMBERED.size, 0)
         receive = self._mailbox.receive
         received = None
         while received is None and polls:
             received = receive()
             polls -= 1
         if received is not None and self._incoming_header == header:
-            return None if travelling is None or received[1] == NUMBERED.size else travelling.incoming
+            travels = isinstance(known, _Travelling) and received[1] > NUMBERED.size
+            return known.incoming if travels else None  # type: ignore[attr-defined]
         operation = make()
         self._lane.expect(operation)
         self._hand_over(received)
@@ -211,14 +288,14 @@ class ShortWay:
     def _collect(
         self,
         coordinator: Coordinator,
-        agreement: Agreement,
+        known: _Plain,
         header: bytes,
-        travelling: _Travelling | None,
         values: Array,
         make: Callable[[], Operation],
         polls: int,
     ) -> Array | Operation | None:
         """On the coordinator: wait for all members to ask for the same, and tell them. Returns as ``_exchange``."""
+        travelling = known if isinstance(known, _Travelling) else None
         inputs = [] if travelling is None else [values] * self._size
         with np.errstate(all="ignore"):  # here, where there is time
             asked, received = self._await(header, travelling, inputs, polls)
@@ -233,7 +310,7 @@ class ShortWay:
         operation = make()
         self._lane.expect(operation)
         for member in asked:
-            self._lane.announce(coordinator.ask(member, operation.key, agreement))
+            self._lane.announce(coordinator.ask(member, operation.key, known.agreement))
         self._hand_over(received)
         return operation
 
@@ -284,7 +361,7 @@ def _numbered(make: Callable[[], Operation], key: Key) -> Operation:
     return operation
 
 
-def _keep(cache: dict[Any, _Travelling], key: Hashable, travelling: _Travelling) -> None:
+def _keep(cache: dict[Any, _AllReduce], key: Hashable, known: _AllReduce) -> None:
     if key not in cache and len(cache) >= _CAPACITY:
         del cache[next(iter(cache))]
-    cache[key] = travelling
+    cache[key] = known

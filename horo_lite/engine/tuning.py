@@ -43,13 +43,15 @@ def find_table(fabric: Fabric, folder: str) -> Generator[Any, Any, Table]:
     cached = _read(path) if fabric.group.index == 0 else None
     texts = yield from gather_bytes((cached or "").encode(), fabric)
     if not texts[0]:
+        complete = True
         if len(fabric.topology.nodes) > 1:
             table = Table(machine=(yield from _measure(fabric)))
         else:
-            table = Table(rows=(yield from try_algorithms(fabric)))
+            rows, complete = yield from try_algorithms(fabric)
+            table = Table(rows=rows)
         text = table.to_json() if fabric.group.index == 0 else ""
         texts = yield from gather_bytes(text.encode(), fabric)
-        if fabric.group.index == 0:
+        if fabric.group.index == 0 and complete:  # what a busy machine left no time for is measured by the next job
             _write(path, text)
     table = Table.from_json(texts[0].decode())
     if fabric.group.index == 0:
@@ -60,9 +62,16 @@ def find_table(fabric: Fabric, folder: str) -> Generator[Any, Any, Table]:
 def describe(table: Table, fabric: Fabric) -> str:
     """The table's choices for all-reduce on this layout, for people."""
     nodes = fabric.topology.nodes
-    limits = table.limits(
+    measured = table.limits(
         "allreduce", ranks=fabric.size, ranks_per_node=min(map(len, nodes)), context=fabric.offered(staged=True)
     )
+    settled = [(fabric.travelling_bytes, "gathered"), (fabric.laid_out_bytes, "shared")]
+    limits: list[tuple[int, str]] = []
+    for bound, name in [*settled, *measured]:
+        if bound > max([0, *[earlier for earlier, _ in limits]]):
+            if limits and limits[-1][1] == name:
+                limits.pop()
+            limits.append((bound, name))
     choices = ", ".join(f"{name} up to {_size(bound)}" for bound, name in limits[:-1])
     last = limits[-1][1]
     return f"all-reduce over {fabric.size} ranks on {len(nodes)} nodes: {choices and choices + ', then '}{last}"

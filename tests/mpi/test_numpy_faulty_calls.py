@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -178,3 +181,42 @@ def test_errors_name_what_was_given_and_expected(hvd):
         hvd.allreduce(object())
     with pytest.raises(ValueError, match="divisible"):
         hvd.alltoall(np.ones(3))
+
+
+def test_a_forked_child_is_told_that_it_is_no_rank(hvd):
+    """Every way to begin something raises at once; ranks and sizes can be asked, and ``shutdown`` ends nothing."""
+    values = np.ones(3)
+    handle = hvd.allreduce_async(values, name="of the parent")
+    calls = {
+        "allreduce": lambda: hvd.allreduce(values, name="forked"),
+        "repeated": lambda: hvd.allreduce(values, name="repeated"),
+        "async": lambda: hvd.allreduce_async(values, name="forked later"),
+        "synchronize": lambda: hvd.synchronize(handle),
+        "barrier": hvd.barrier,
+    }
+    for _ in range(3):
+        hvd.allreduce(values, name="repeated")
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        child = os.fork()
+    if child == 0:
+        told = {"ranks": f"{hvd.rank()} of {hvd.size()}"}
+        for what, call in calls.items():
+            try:
+                call()
+            except BaseException as error:
+                told[what] = f"{type(error).__name__}: {error}"
+        hvd.shutdown()
+        os.write(writing, json.dumps(told).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answers:
+        told = json.loads(answers.read())
+    assert os.waitpid(child, 0)[1] == 0
+    assert told.pop("ranks") == f"{hvd.rank()} of {hvd.size()}"
+    assert told.keys() == calls.keys()
+    for answer in told.values():
+        assert answer.startswith("HorovodInternalError")
+        assert f"was forked from rank {hvd.rank()}" in answer
+    assert hvd.synchronize(handle).tolist() == [1.0] * 3

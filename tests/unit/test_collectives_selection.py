@@ -113,8 +113,8 @@ def test_a_table_is_the_same_after_a_trip_as_text() -> None:
         "[]",
         "{}",
         '{"format": 9}',
-        '{"format": 1, "rows": [{}], "machine": {}}',
-        '{"format": 1, "rows": 3}',
+        '{"format": 2, "rows": [{}], "machine": {}}',
+        '{"format": 2, "rows": 3}',
     ],
 )
 def test_text_that_is_no_table_is_an_error(text: str) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from horo_lite.collectives import algorithm
+from horo_lite.collectives.barrier import dissemination_barrier
+from horo_lite.collectives.shared_memory import laid_out_allreduce, lay_out
 from horo_lite.interfaces import Array, Group, Schedule
 from horo_lite.transport.interleaver import Interleaver
 from tests.contracts import collectives as contract
@@ -39,16 +41,17 @@ def without_fence(schedule: Schedule, fence: int, rounds: int) -> Schedule:
 
 
 class Steps:
-    """Two steps of training: each rank writes a gradient, reduces it, and reads the result.
+    """Three steps of training: each rank writes a gradient, reduces it, and reads the result.
 
     The last fence of one step only matters to the next.
     """
 
     def __init__(self, size: int, elements: int, next_elements: int | None = None) -> None:
         self.size = size
-        self.lengths = (elements, elements if next_elements is None else next_elements)
+        self.lengths = (elements, elements if next_elements is None else next_elements, elements)
         self.buckets = [np.zeros(elements) for _ in range(size)]
         self.staging = [np.zeros(3 * 4 + 2) for _ in range(size)]
+        self.areas = [np.zeros(elements) for _ in range(size)]
         self.kernel = ReferenceKernel()
         self.right = True
 
@@ -75,6 +78,14 @@ class Steps:
     def shared(self, rank: int, buffer: Array) -> Schedule:
         entry = algorithm("allreduce", "shared")
         return entry(Group.whole(rank, self.size), buffer, self.kernel, staging=self.staging)
+
+    def laid_out(self, rank: int, buffer: Array) -> Schedule:
+        """With the agreement before it, and no pause after it."""
+        group = Group.whole(rank, self.size)
+        areas = [area[: len(buffer)] for area in self.areas]
+        lay_out(group, buffer, areas, self.kernel)
+        yield from dissemination_barrier(group)
+        yield from laid_out_allreduce(group, buffer, buffer, areas, self.kernel)
 
     def run(self, make: Make, seed: int, fence: int | None = None) -> bool:
         """Whether every rank saw the right sums in every step; ``fence`` is left out."""
@@ -144,6 +155,24 @@ def test_staging_without_any_one_fence_goes_wrong(pieces: int, size: int) -> Non
             return steps.run(steps.shared, seed, fence)
 
         assert not all(right(seed) for seed in SEEDS), f"fence {fence} of {pieces + 2}"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("elements", [0, 1, 23])
+def test_laid_out_sums_in_any_order(size: int, elements: int) -> None:
+    for seed in SEEDS:
+        steps = Steps(size, elements)
+        assert steps.run(steps.laid_out, seed)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("fence", range(2), ids=["agreement", "reduced"])
+def test_laid_out_without_one_fence_goes_wrong(fence: int, size: int) -> None:
+    def right(seed: int) -> bool:
+        steps = Steps(size, 23)
+        return steps.run(steps.laid_out, seed, fence)
+
+    assert not all(right(seed) for seed in SEEDS)
 
 
 @pytest.mark.parametrize("size", range(1, 6))

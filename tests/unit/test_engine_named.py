@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import threading
 
 import numpy as np
 import pytest
 
-from horo_lite.engine import named
+from horo_lite.config import Config
+from horo_lite.engine import Handle, NamedLane, fabric, named
+from horo_lite.engine.control import NUMBERED
 from horo_lite.engine.operations import AllGather, AllReduce, Broadcast, Join, Refusal
 from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
-from horo_lite.interfaces import Reduction
+from horo_lite.interfaces import Array, Reduction
 from tests.unit.worlds import Lanes
 
 
@@ -36,18 +40,104 @@ def test_any_order_with_messages_delayed_at_random(size, seed):
     assert all(lane.idle for lane in lanes.named)
 
 
+@pytest.fixture
+def uncrowded(monkeypatch):
+    """As many cores as ranks, so that the short way may wait for the others."""
+    monkeypatch.setattr(fabric, "is_crowded", lambda ranks: False)
+
+
+def call(lane: NamedLane, value: float, elements: int, polls: int, in_place: bool, arguments: object) -> Handle | Array:
+    """An all-reduce as the public functions do it: by what is kept of an earlier one, else the short way, else none."""
+    values = np.full(elements, float(value))
+    target = values if in_place else np.empty(elements)
+
+    def make() -> AllReduce:
+        return AllReduce([values], "x", Reduction.SUM, in_place=in_place, outputs=None if in_place else [target])
+
+    again = lane.short_way.repeat(arguments, "x", values, target, make, polls)
+    if again is True:
+        return target
+    if again:
+        return again
+    operation = make()
+    if not lane.short_way.call(operation, polls, arguments):
+        lane.submit(operation)
+    return operation.handle
+
+
+@pytest.mark.usefixtures("uncrowded")
+@pytest.mark.parametrize("elements", [3, 20_000, 270_000], ids=["travelling", "laid out", "neither"])
 @pytest.mark.parametrize("polls", [0, 1, 3, 50])
-def test_the_short_way_of_a_synchronous_call_and_the_ordinary_one_mix(polls):
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_short_way_of_a_synchronous_call_and_the_ordinary_one_mix(size, polls, elements):
     """Each rank goes the short way as far as ``polls`` polls bring it, while the others have not asked yet."""
-    lanes = Lanes(3)
-    lanes.finish(*lanes.ask(lambda rank: reduce(rank)))
+    lanes = Lanes(size, config=Config(cache_folder=""))
+    lanes.finish(*lanes.ask(lambda rank: reduce(rank, elements=elements)))
+    total = size * (size - 1) / 2
     for step in range(6):
-        operations = [reduce(rank + step) for rank in range(3)]
-        for rank in random.Random(step).sample(range(3), 3):
+        outcomes = [None] * size
+        for rank in random.Random(step).sample(range(size), size):
+            in_place, arguments = step % 2 == 0, ("kept", step % 3 == rank)
+            outcomes[rank] = call(lanes.named[rank], rank + step, elements, polls, in_place, arguments)
+        results = [lanes.finish(each)[0] if isinstance(each, Handle) else each for each in outcomes]
+        for result in results:
+            assert result.shape == (elements,)
+            assert (result == total + size * step).all()
+    assert all(lane.idle for lane in lanes.named)
+
+
+@pytest.mark.usefixtures("uncrowded")
+@pytest.mark.parametrize("elements", [3, 20_000], ids=["travelling", "laid out"])
+def test_the_short_way_and_the_ordinary_one_give_the_same_bits(elements):
+    """With 5 ranks the order of additions shows; the coordinator is last, first, or never gets to the short way."""
+    rough = [np.random.default_rng(rank).standard_normal(elements) for rank in range(5)]
+    expected = rough[0] + rough[1] + rough[2] + rough[3] + rough[4]
+    lanes = Lanes(5, config=Config(cache_folder=""))
+    for order, polls in ((range(5), 0), ((1, 2, 3, 4, 0), 50), (range(5), 50), ((4, 0, 3, 2, 1), 50)):
+        operations = [AllReduce([values], "x", Reduction.SUM) for values in rough]
+        for rank in order:
             if not lanes.named[rank].short_way.call(operations[rank], polls):
                 lanes.named[rank].submit(operations[rank])
-        results = lanes.finish(*[operation.handle for operation in operations])
-        assert [result.tolist() for result in results] == [[3.0 + 3 * step] * 3] * 3
+        for result in lanes.finish(*[operation.handle for operation in operations]):
+            assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.usefixtures("uncrowded")
+@pytest.mark.parametrize("elements", [3, 20_000], ids=["travelling", "laid out"])
+def test_values_travel_or_are_laid_out_and_are_counted(elements):
+    """Threads, since each rank must wait for the others within its call."""
+    lanes = Lanes(2, config=Config(cache_folder=""))
+    lanes.finish(*lanes.ask(lambda rank: reduce(rank, elements=elements)))
+    before = [(lane.transport.sent_bytes, *dataclasses.astuple(lane._fabric.stats)[:2]) for lane in lanes.named]
+    operations = [reduce(rank + 1, elements=elements) for rank in range(2)]
+
+    def main(rank):
+        assert lanes.named[rank].short_way.call(operations[rank], 10**6)
+
+    threads = [threading.Thread(target=main, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for rank, lane in enumerate(lanes.named):
+        assert operations[rank].handle.result().tolist() == [3.0] * elements
+        nbytes = 8 * elements
+        sent, dense, payload = (
+            now - then
+            for now, then in zip(
+                (lane.transport.sent_bytes, *dataclasses.astuple(lane._fabric.stats)[:2]), before[rank], strict=True
+            )
+        )
+        assert (dense, payload) == (nbytes, nbytes)
+        assert sent == (NUMBERED.size + nbytes if elements == 3 else NUMBERED.size)
+    shared = lanes.named[0]._fabric.stats.shared_bytes
+    assert shared == (0 if elements == 3 else 2 * 8 * elements)  # once each way
+
+
+def test_arguments_without_a_hash_are_no_arguments():
+    lanes = Lanes(1)
+    values = np.ones(3)
+    assert lanes.named[0].short_way.repeat(["x"], "x", values, values, lambda: reduce(1), 50) is False
 
 
 def test_a_disagreement_on_the_short_way(seed=3):

@@ -26,6 +26,7 @@ class AllReduce(Operation):
         tensors: numpy arrays or torch tensors, of any types and shapes.
         grouped: the result is a list.
         in_place: the tensors themselves receive the result.
+        outputs: else these do, writable and row-major; None for new ones.
         compressor: what goes on the wire, with one state mapping per tensor; None for the values themselves.
     """
 
@@ -42,13 +43,14 @@ class AllReduce(Operation):
         in_place: bool = False,
         compressor: Compressor | None = None,
         states: Sequence[dict[str, Any]] = (),
+        outputs: Sequence[Any] | None = None,
     ) -> None:
         self._tensors = tensors
         self._grouped = grouped
         self._in_place = in_place
         self._compressor = compressor
         self._states = states
-        self._outputs: Sequence[Any] = tensors
+        self._outputs: Sequence[Any] | None = tensors if in_place else outputs
         self._flats: list[Flat] = []
         types = tuple([type_name(tensor) for tensor in tensors])
         for type_ in types:
@@ -61,24 +63,24 @@ class AllReduce(Operation):
             Signature(self.kind, types, shapes, device, reduction, -1, prescale, postscale, compressor),
         )
 
-    def values(self, fabric: Fabric) -> Array | None:
+    def values(self) -> Array | None:
         s = self.signature
-        if len(self._sources) != 1 or not 0 < self._sources[0].buffer.nbytes <= fabric.travelling_bytes:
+        if len(self._sources) != 1:
             return None
         if s.compression is not None or s.prescale != 1.0 or s.device != "cpu" or s.reduction == Reduction.ADASUM:
             return None
         return self._sources[0].buffer
 
-    def absorb(self, result: Array, fabric: Fabric) -> None:
+    def target(self, fabric: Fabric) -> Array:
         self._take_outputs(fabric)
-        buffer = self._flats[0].buffer
-        buffer[:] = result.view(buffer.dtype)
+        return self._flats[0].buffer
 
     def _take_outputs(self, fabric: Fabric) -> None:
         if self._in_place:
             self._flats = self._sources
         else:
-            self._outputs = [new_tensor(tuple(t.shape), t) for t in self._tensors]
+            if self._outputs is None:
+                self._outputs = [new_tensor(tuple(t.shape), t) for t in self._tensors]
             self._flats = [Flat(output) for output in self._outputs]
         dense_bytes = sum([flat.buffer.nbytes for flat in self._flats])
         fabric.stats.dense_bytes += dense_bytes
@@ -100,7 +102,8 @@ class AllReduce(Operation):
     def result(self) -> Any:
         for flat in self._flats:
             flat.write_back()
-        return list(self._outputs) if self._grouped else self._outputs[0]
+        outputs = self._outputs or ()
+        return list(outputs) if self._grouped else outputs[0]
 
     def _reduce(self, buffer: Array, type_name: str, fabric: Fabric) -> tuple[Schedule, bool]:
         s = self.signature

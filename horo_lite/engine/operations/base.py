@@ -49,12 +49,12 @@ class Operation:
         self.key = key
         self.handle.name = str(key)
 
-    def values(self, fabric: Fabric) -> Array | None:
-        """This rank's values, flat, where they are few enough to travel with the request; else None."""
+    def values(self) -> Array | None:
+        """This rank's values, flat, where they can be reduced in one go without a schedule of their own; else None."""
         return None
 
-    def absorb(self, result: Array, fabric: Fabric) -> None:
-        """The bytes of the result, which came with the answer in place of a schedule."""
+    def target(self, fabric: Fabric) -> Array:
+        """Where the result of ``values`` is to be written, in place of a schedule."""
         raise NotImplementedError
 
     def result(self) -> Any:
