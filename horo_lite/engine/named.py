@@ -295,10 +295,8 @@ class NamedLane:
 
     def remembers(self, agreement: Agreement) -> bool:
         """See ``agreement_on``."""
-        return (
-            agreement.number is not None
-            and self._newest - agreement.number + len(self._asked) < _AGREEMENTS_KEPT
-        )
+        number = agreement.number
+        return number in self._agreed and self._newest - number + len(self._asked) < _AGREEMENTS_KEPT
 
     def _start(self, operation: Operation, agreement: Agreement, laid_out: bool) -> None:
         timeline = self._fabric.instruments.timeline

@@ -66,7 +66,7 @@ def call(lane: NamedLane, value: float, elements: int, polls: int, in_place: boo
 
 
 @pytest.mark.usefixtures("uncrowded")
-@pytest.mark.parametrize("elements", [3, 20_000, 270_000], ids=["travelling", "laid out", "neither"])
+@pytest.mark.parametrize("elements", [3, 20_000], ids=["travelling", "laid out"])
 @pytest.mark.parametrize("polls", [0, 1, 3, 50])
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_short_way_of_a_synchronous_call_and_the_ordinary_one_mix(size, polls, elements):
@@ -132,6 +132,19 @@ def test_values_travel_or_are_laid_out_and_are_counted(elements):
         assert sent == (NUMBERED.size + nbytes if elements == 3 else NUMBERED.size)
     shared = lanes.named[0]._fabric.stats.shared_bytes
     assert shared == (0 if elements == 3 else 2 * 8 * elements)  # once each way
+
+
+def test_what_was_forgotten_is_not_repeated(monkeypatch):
+    monkeypatch.setattr(named, "_AGREEMENTS_KEPT", 4)
+    lanes = Lanes(1)
+    lane = lanes.named[0]
+    lanes.finish(*lanes.ask(lambda rank: reduce(1)))
+    assert call(lane, 1, 3, 50, True, "kept").finished  # from now on it is known by "kept"
+    assert call(lane, 1, 3, 50, True, "kept").tolist() == [1.0] * 3
+    lanes.finish(*[h for k in range(5) for h in lanes.ask(lambda rank, k=k: reduce(1, f"new.{k}"))])
+    monkeypatch.setattr(named, "_AGREEMENTS_KEPT", 4096)
+    values = np.ones(3)
+    assert lane.short_way.repeat("kept", "x", values, values, lambda: reduce(1), 50) is False
 
 
 def test_arguments_without_a_hash_are_no_arguments():
