@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from horo_lite.compression import Compression
+from horo_lite.arrays import to_torch
+from horo_lite.compression import Compression, resolve
 from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import ArgumentError
 from horo_lite.gradients import GradientBuckets
@@ -75,7 +76,7 @@ class OneBitAdam(torch.optim.Optimizer):
             )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._warmup_steps = warmup_steps
-        self._compression = compression
+        self._compression = resolve(compression, to_torch)
         self._process_set = process_set
         self._named = Naming(named_parameters, self).names(self)
         self._exchange: _Exchange | None = None
@@ -110,6 +111,21 @@ class OneBitAdam(torch.optim.Optimizer):
                     _forget(kept)
         self._exchange.settle()
         return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As of any optimizer, on all ranks alike."""
+        super().add_param_group(param_group)
+        if "_named" not in self.__dict__:
+            return  # called by the constructor
+        known = {id(p): name for name, p in self._named}
+        self._named = [(known.get(id(p), name), p) for name, p in Naming(None, self).names(self)]
+        if self._exchange is not None:
+            self._exchange.buckets.close()
+            self._exchange = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_warmup_steps", "_compression", "_process_set", "_named")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}, "_exchange": None}
 
     def _steps_done(self) -> int:
         return max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)

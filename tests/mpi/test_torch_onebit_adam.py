@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 
@@ -156,6 +157,41 @@ def test_a_saved_state_goes_on_where_it_stopped(hvd, device):
     resumed.step()
     for a, b in zip(layer.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("added_at", [0, 1, 6])
+def test_a_group_that_is_added_later_is_exchanged_too(hvd, device, added_at):
+    """Before the first step, during the warm-up and after it, as layers are unfrozen."""
+    early, late = (torch.zeros(16, device=device, requires_grad=True) for _ in range(2))
+    ours = hvd.OneBitAdam([early], lr=0.01, warmup_steps=3)
+    for step in range(10):
+        if step == added_at:
+            ours.add_param_group({"params": [late]})
+        ours.zero_grad()
+        ((early.sum() + late.sum()) * (1 + hvd.rank())).backward()
+        ours.step()
+    torch.testing.assert_close(early.detach().cpu(), torch.full((16,), -0.1), rtol=0.01, atol=0)
+    torch.testing.assert_close(late.detach().cpu(), torch.full((16,), -0.01 * (10 - added_at)), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_goes_on_with_parameters_of_its_own(hvd, device, copied):
+    """Before the first step, during the warm-up and after it."""
+    layer = model(device)
+    optimizer = hvd.OneBitAdam(layer.parameters(), lr=0.01, warmup_steps=2)
+    for step in range(4):
+        other, again = copied((layer, optimizer))
+        for network, steps_it in ((layer, optimizer), (other, again)):
+            backward(network, hvd.rank(), step)
+            steps_it.step()
+        for a, b in zip(layer.parameters(), other.parameters(), strict=True):
+            assert a is not b
+            assert torch.equal(a, b)
+
+
+def test_what_is_no_compression_is_refused_before_the_warm_up(hvd):
+    with pytest.raises(TypeError, match=r"Compression\.fp16"):
+        hvd.OneBitAdam([torch.zeros(1, requires_grad=True)], compression="topk")
 
 
 def test_without_warm_up_there_is_no_step_size(hvd):
