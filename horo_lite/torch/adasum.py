@@ -14,8 +14,10 @@ import torch
 
 from horo_lite.gradients import GradientBuckets
 from horo_lite.interfaces import Reduction
+from horo_lite.torch.agreement import describe
 from horo_lite.torch.compressor_states import ParameterState
-from horo_lite.torch.slots import Slot
+from horo_lite.torch.roster import Roster
+from horo_lite.torch.slots import Slot, device_of
 
 if TYPE_CHECKING:
     from horo_lite.torch.gradients import Settings
@@ -32,30 +34,29 @@ class AdasumExchange:
 
     def _plan(self) -> None:
         optimizer: Any = self._optimizer()
-        named = self._settings.naming.names(optimizer)
-        parameters = [(name, p) for name, p in named if p.requires_grad]
+        parameters = [(name, p) for name, p in self._settings.naming.names(optimizer) if p.requires_grad]
         self._states = [ParameterState(optimizer, p) for _, p in parameters]
         self._buckets = GradientBuckets(
-            [(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in parameters],
+            describe(parameters),
             process_set=self._settings.process_set,
             op=Reduction.ADASUM,
             compression=self._settings.compression,
             states=self._states,
             bucket_bytes=self._settings.bucket_bytes,
             label=type(optimizer).__name__,
-            device=str(parameters[0][1].device) if parameters else "cpu",
+            device=device_of([p for _, p in parameters]),
             overlap=False,
         )
         self._slots = []
         for number, (name, parameter) in enumerate(parameters):
             self._slots.append(Slot(name, parameter))
             self._slots[-1].bind(number, self._buckets.views[number])
-        self._known = len(named)
+        self._roster = Roster(optimizer)
 
     def step(self, update: Callable[[], Any]) -> Any:
         """Let the optimizer step, then combine all ranks' steps."""
         optimizer: Any = self._optimizer()
-        if len(self._settings.naming.names(optimizer)) != self._known:
+        if not self._roster.holds(optimizer):
             self.close()
             self._plan()
         with torch.no_grad():
@@ -82,9 +83,6 @@ class AdasumExchange:
 
     def forget(self) -> None:
         """Nothing: gradients are not exchanged."""
-
-    def replan(self) -> None:
-        """Nothing: the next step sees the new parameters."""
 
     def close(self) -> None:
         """Let go of the buckets."""

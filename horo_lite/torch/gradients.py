@@ -22,15 +22,16 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from horo_lite.context import ProcessSet, current
-from horo_lite.errors import ArgumentError
+from horo_lite.context import ProcessSet
 from horo_lite.functions import Sum, allgather_object
 from horo_lite.gradients import GradientBuckets
 from horo_lite.interfaces import Reduction
+from horo_lite.torch.agreement import describe
 from horo_lite.torch.compressor_states import ParameterState
 from horo_lite.torch.mpi_ops import Follow, sparse_allreduce_async
 from horo_lite.torch.names import Naming
-from horo_lite.torch.slots import Slot
+from horo_lite.torch.roster import Roster
+from horo_lite.torch.slots import Slot, device_of
 
 _PATIENCE = 2  # short windows in a row until they are taken for a mistake
 _DENSE_ONLY = tuple(
@@ -103,7 +104,6 @@ class GradientExchange:
         previous = {id(slot.parameter): slot for slot in self._slots}
         self.close()
         named = self._settings.naming.names(optimizer)
-        self._frozen = [p for _, p in named if not p.requires_grad]
         self._slots = [Slot(name, p) for name, p in named if p.requires_grad]
         for slot in self._slots:
             if (old := previous.get(id(slot.parameter))) is not None:
@@ -117,7 +117,7 @@ class GradientExchange:
         self._buckets = self._make_buckets(f"optimizer {self._ordinal} ({type(optimizer).__name__}{first})")
         for number, slot in enumerate(self._dense):
             slot.bind(number, self._buckets.views[number])
-        self._context = current()
+        self._roster = Roster(optimizer)
         self._stale = False
 
     def _hook(self, slot: Slot) -> None:
@@ -142,20 +142,12 @@ class GradientExchange:
 
     def _make_buckets(self, label: str) -> GradientBuckets:
         s = self._settings
-        devices = {str(slot.parameter.device) for slot in self._dense} or {"cpu"}
-        if len(devices) > 1:
-            raise ArgumentError(
-                f"the optimizer's parameters lie on {', '.join(sorted(devices))}: wrap one optimizer per device"
-            )
         numbers = {id(slot.parameter): number for number, slot in enumerate(self._dense)}
         groups = s.groups
         if groups is not None and not isinstance(groups, int):
             groups = [[numbers[id(p)] for p in group if id(p) in numbers] for group in groups]
         return GradientBuckets(
-            [
-                (slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype).removeprefix("torch."))
-                for slot in self._dense
-            ],
+            describe([(slot.name, slot.parameter) for slot in self._dense]),
             process_set=s.process_set,
             op=s.op,
             prescale_factor=1.0 / s.predivide,
@@ -165,7 +157,7 @@ class GradientExchange:
             bucket_bytes=s.bucket_bytes,
             groups=groups,
             label=label,
-            device=devices.pop(),
+            device=device_of([slot.parameter for slot in self._dense]),
             overlap=s.overlap,
         )
 
@@ -189,10 +181,6 @@ class GradientExchange:
     def __del__(self) -> None:
         for hook in self._hooks:
             hook.remove()
-
-    def replan(self) -> None:
-        """Plan anew before the next reduction: there are new parameters."""
-        self._stale = True
 
     # --- backward ------------------------------------------------------------------------------------------------
 
@@ -241,7 +229,7 @@ class GradientExchange:
             self._buckets.ready(slot.number)
 
     def _outdated(self) -> bool:
-        return current() is not self._context or any(p.requires_grad for p in self._frozen)
+        return not self._roster.holds(self._optimizer())  # type: ignore[arg-type]
 
     def _backward_ended(self) -> None:
         self._task, self._end_of_backward = -1, None

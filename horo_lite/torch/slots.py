@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from horo_lite.arrays import to_torch
+from horo_lite.errors import ArgumentError
 from horo_lite.interfaces import Array
+
+
+def device_of(parameters: Sequence[torch.Tensor]) -> str:
+    """The device of an optimizer's parameters, "cpu" where there are none.
+
+    Raises:
+        ArgumentError: they lie on several.
+    """
+    devices = {str(parameter.device) for parameter in parameters} or {"cpu"}
+    if len(devices) > 1:
+        raise ArgumentError(f"the parameters lie on {', '.join(sorted(devices))}: make one optimizer per device")
+    return devices.pop()
 
 
 class Slot:
@@ -52,8 +66,9 @@ class Slot:
             self._grad = torch.empty_like(parameter)
 
     def fits(self, grad: Any) -> bool:
-        """False once ``model.half()`` or the like has changed the gradient's type or device."""
-        return grad.dtype is self._place.dtype and grad.device == self._place.device
+        """False once ``model.half()`` or the like has changed the gradient's type, device or shape."""
+        place = self._place
+        return grad.dtype is place.dtype and grad.device == place.device and grad.shape == place.shape
 
     def take(self, factor: float = 1.0) -> None:
         """Put ``.grad``, times ``factor``, into the bucket, and make the bucket's memory ``.grad``."""

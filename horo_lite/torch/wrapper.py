@@ -148,12 +148,6 @@ class Distributed:
         if self._exchange is not None:
             self._exchange.window = check_passes(passes)
 
-    def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
-        """As the wrapped class does; on all ranks. The new parameters are exchanged from the next reduction on."""
-        super().add_param_group(param_group)  # type: ignore[misc]
-        if self._exchange is not None:
-            self._exchange.replan()
-
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         return object.__new__, (self.wrapped_class,), self.__getstate__()
 

@@ -524,15 +524,40 @@ def test_everything_unfrozen_after_the_wrap(hvd, device):
     assert w.item() == -mean_rank(hvd)
 
 
-def test_a_parameter_group_added_later(hvd, device):
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+@pytest.mark.parametrize("how", ["add_param_group", "append", "replace", "unfreeze"])
+def test_parameters_that_come_later(hvd, device, how, op):
     a, b = parameter(device, 0), parameter(device, 0)
-    optimizer = hvd.DistributedOptimizer(sgd(a))
-    optimizer.add_param_group({"params": [b], "lr": 2.0})
+    b.requires_grad_(how != "unfreeze")
+    optimizer = hvd.DistributedOptimizer(sgd([a, b] if how == "unfreeze" else a), op=getattr(hvd, op))
+    a.sum().backward()
+    optimizer.step()
+    if how == "add_param_group":
+        optimizer.add_param_group({"params": [b], "lr": 2.0})
+    elif how == "append":
+        optimizer.param_groups[0]["params"].append(b)
+    elif how == "replace":
+        optimizer.param_groups[0]["params"] = [b]
+    else:
+        b.requires_grad_(True)
     for _ in range(2):
         optimizer.zero_grad()
-        ((a + b).sum() * hvd.rank()).backward()
+        give(b, 3 if op == "Adasum" else 3 * hvd.rank())
         optimizer.step()
-    assert a.item() == -2 * mean_rank(hvd) and b.item() == -4 * mean_rank(hvd)
+    mean = 3 if op == "Adasum" else 3 * mean_rank(hvd)
+    assert a.item() == -1 and b.item() == pytest.approx(-2 * mean * (2 if how == "add_param_group" else 1))
+
+
+def test_a_parameter_that_changes_its_shape(hvd, device):
+    """A vocabulary grows: the same parameter with other data."""
+    w = parameter(device, 0)
+    optimizer = hvd.DistributedOptimizer(sgd(w))
+    for size in (1, 3, 2):
+        w.data = torch.zeros(size, device=device)
+        w.grad = None
+        give(w, *[hvd.rank()] * size)
+        optimizer.step()
+        assert w.tolist() == [-mean_rank(hvd)] * size
 
 
 @pytest.mark.parametrize("as_dense", [False, True])
@@ -612,6 +637,18 @@ def test_process_sets(hvd, device):
     assert w.item() == (-2 if hvd.rank() in (0, 2) else -(hvd.rank() + 1))
     hvd.shutdown()
     hvd.init()
+
+
+def test_adasum_after_shutdown_and_init(hvd, device):
+    w = parameter(device, 0)
+    optimizer = hvd.DistributedOptimizer(sgd(w), op=hvd.Adasum)
+    for _ in range(2):
+        optimizer.zero_grad()
+        give(w, 3)
+        optimizer.step()
+        hvd.shutdown()
+        hvd.init()
+    assert w.item() == pytest.approx(-6)
 
 
 def test_after_shutdown_and_init(hvd, device):
