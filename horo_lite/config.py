@@ -114,6 +114,12 @@ class Config:
         "auto", "HORO_LITE_OVERLAP",
         "Reduce buckets while backward goes on: auto (where it pays), on or off.", _choice("auto", "on", "off"),
     )
+    keep_freed_bytes: int = setting(
+        1 << 30, "HORO_LITE_KEEP_FREED_BYTES",
+        "Once gradients are exchanged on CPUs, glibc's malloc keeps about so much freed memory for the next step; "
+        "0 leaves malloc as it is.",
+        _not_negative,
+    )
     cache_folder: str = setting(
         "~/.cache/horo_lite", "HORO_LITE_CACHE_FOLDER",
         "Where the measured choice of algorithms is kept for each set of hosts; empty: nowhere.",

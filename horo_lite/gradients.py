@@ -17,7 +17,7 @@ from horo_lite.compression import Frozen, resolve
 from horo_lite.context import ProcessSet, current, global_process_set
 from horo_lite.engine.agree import agree_on_plan, gather_bytes, refuse_plan
 from horo_lite.engine.compressed import compressed
-from horo_lite.engine.memory import BucketMemory, private_memory, shared_memory
+from horo_lite.engine.memory import BucketMemory, keep_freed, private_memory, shared_memory
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
 from horo_lite.engine.planned import Place, PlannedOperation
 from horo_lite.errors import ArgumentError, HorovodInternalError
@@ -93,6 +93,8 @@ class GradientBuckets:
             context.config.overlap if overlap == "auto" else ("on" if overlap else "off"),
             worth_trying=device == "cpu" and core_is_free(self._fabric.topology),
         )
+        if device == "cpu":
+            keep_freed(context.config.keep_freed_bytes)
         self._orders_buckets = False
         self._order: list[int] | None = None if len(self._plan.buckets) > 1 else [0] * len(self._plan.buckets)
         self.number = self._lane.enter(self)

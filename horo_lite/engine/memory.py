@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
 from collections.abc import Generator
 from typing import Any
 
@@ -14,6 +16,21 @@ from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.sharing import shared_blocks
 from horo_lite.interfaces import Array
 from horo_lite.transport.shared import SharedBlock
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+@functools.cache
+def keep_freed(nbytes: int) -> None:
+    """Let malloc keep up to about ``nbytes`` that were freed, where it is glibc's; 0 leaves it as it is.
+
+    A gradient's own memory is freed once the gradient lies in its bucket. By default the pages go back to the system,
+    which clears others for the next gradient: of the step of a ResNet-18 that was a tenth, at 9,000 faults.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if nbytes and mallopt is not None:
+        for threshold in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            mallopt(threshold, min(nbytes, 2**31 - 1))
 
 
 @dataclasses.dataclass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import platform
+import resource
 
 import numpy as np
 import pytest
@@ -103,6 +105,20 @@ def test_buckets_that_all_ranks_have_dropped_are_let_go_with_the_next_plan(hvd):
         del kept
         gc.collect()
     assert hvd.join() == 0
+
+
+@pytest.mark.ranks(1)
+def test_memory_that_a_step_frees_is_there_for_the_next(hvd):
+    """By default malloc gives 64 MiB back to the system, and the next 64 MiB are 16,384 pages to be cleared."""
+    if not platform.libc_ver()[0]:
+        pytest.skip("malloc is not glibc's")
+    GradientBuckets(SHAPES).close()
+    faults = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        bytes([1]) * (64 << 20)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert max(faults[1:]) < 1000, faults
 
 
 @pytest.mark.ranks(2, 3)
