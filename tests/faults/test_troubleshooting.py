@@ -40,6 +40,12 @@ for name in [name for name in os.environ if name.startswith(("PMI", "OMPI"))]:
 os.environ["PMI_SIZE"] = "2"
 """
 
+LATE = """
+import os, time
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+    time.sleep(4)
+"""
+
 PARENT_ENDS = """
 import os, time
 ready, tell = os.pipe()
@@ -68,6 +74,8 @@ PROVOKED = {
         "", {"preamble": ANOTHER_LAUNCHER + PREAMBLE, "ranks": 1}
     ),
     "no MPI library could be loaded": ("", {"preamble": "import sys; sys.modules['mpi4py.MPI'] = None\n" + PREAMBLE}),
+    "in init_waits_until_every_process_has_called_it": ("", {"preamble": LATE + PREAMBLE, "env": STALL}),
+    "init() comes too late: MPI has been finalized": ("from mpi4py import MPI; MPI.Finalize(); hvd.init()", {}),
     "init() was called in a child process of multiprocessing": (WORKER, {}),
     "… ranks share … core": ("", {"ranks": 3}),
     "one process; to train on 4: horo-lite run -np 4 python …": ("", {"ranks": 1}),

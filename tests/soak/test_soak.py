@@ -115,8 +115,8 @@ def test_jobs_in_a_row_end_as_they_should():
         assert done.output.count("done") == (0 if EXPECTED[way] else ranks), (number, way, done.output)
         assert not done.survivors, (number, way)
         longest_s = max(longest_s, done.seconds)
+        print(f"{number + 1} jobs in {time.monotonic() - begin:.0f} s, the longest {longest_s:.1f} s", flush=True)
     assert not [name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("horo_lite")]
-    print(f"{JOBS} jobs in {time.monotonic() - begin:.0f} s, the longest {longest_s:.1f} s")
 
 
 @pytest.mark.slow

@@ -118,6 +118,21 @@ def test_death_by_a_signal_is_told_as_a_shell_does():
     assert supervise(["sh", "-c", "kill -9 $$"], ENV) == 128 + signal.SIGKILL
 
 
+@pytest.mark.parametrize("number, hint", [
+    (signal.SIGKILL, "often out of memory"), (signal.SIGBUS, "/dev/shm is often full"),
+], ids=["SIGKILL", "SIGBUS"])
+@pytest.mark.parametrize("ends", ["kill -{} $$", "exit {}"], ids=["as a shell tells", "as Hydra tells"])
+def test_a_signal_that_ends_ranks_is_explained(number, hint, ends, capsys):
+    run._supervise(["sh", "-c", ends.format(int(number))], ENV, timeout_s=None, max_restarts=0)
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [0, 1, 124, 130, 143])
+def test_other_ends_are_not_explained(status, capsys):
+    run._supervise(["sh", "-c", f"exit {status}"], ENV, timeout_s=None, max_restarts=0)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_time_out_ends_the_child():
     start = time.monotonic()
     assert supervise(["sleep", "60"], ENV, timeout_s=0.2) == TIMED_OUT
