@@ -153,3 +153,69 @@ def test_a_signal_is_forwarded(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     assert supervise([sys.executable, "-c", program], ENV) == 9
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+LAUNCHER = """#!{python}
+import os, subprocess, sys
+words = sys.argv[1:]
+if words == ["--version"]:
+    sys.exit(print({banner!r}))
+command = words[words.index(sys.executable):]
+for rank in range({ranks}):
+    seen = {{{variable!r}: str(rank), "OPTIONS": " ".join(words)}}
+    status = subprocess.run(command, env={{**os.environ, **seen}}).returncode
+sys.exit(status)
+"""
+RECORDS = """
+import os, sys
+names = ("{variable}", "I_MPI_PIN", "OMP_NUM_THREADS", "OPTIONS")
+with open(sys.argv[1], "a") as file:
+    print(*(os.environ.get(name) for name in names), sep="|", file=file)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Installs a launcher's stand-in, and lets ``horo-lite run`` start a script with it; what each rank has seen."""
+
+    def run_with(program: str, banner: str, variable: str, *words: str, status: int = 0) -> tuple[int, list[list[str]]]:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        file = folder / program
+        file.write_text(LAUNCHER.format(python=sys.executable, banner=banner, variable=variable, ranks=2))
+        file.chmod(0o755)
+        script, record = tmp_path / "train.py", tmp_path / "record"
+        script.write_text(RECORDS.format(variable=variable))
+        monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+        monkeypatch.setattr(launchers, "_search_path", lambda files: [str(folder)])
+        monkeypatch.setattr(machine, "usable_cores", lambda: 4)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        result = invoke(*words, "-np", "2", str(script), str(record), str(status))
+        return result.exit_code, [line.split("|") for line in record.read_text().splitlines()]
+
+    return run_with
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_from_the_command_line_to_ranks_that_srun_starts(start, status):
+    ended, ranks = start("srun", "slurm 24.05.1", "SLURM_PROCID", "--launcher", "slurm", "--bind", status=status)
+    assert ended == status
+    assert [(rank, threads) for rank, _, threads, _ in ranks] == [("0", "2"), ("1", "2")]
+    assert all(words.startswith("--ntasks=2 --label --cpus-per-task=2 --cpu-bind=cores ") for *_, words in ranks)
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_from_the_command_line_to_ranks_that_intel_mpi_starts(start, status, monkeypatch):
+    library = launchers.Library("Intel(R) MPI Library 2021.19 for Linux* OS", (), "4.1.2")
+    monkeypatch.setattr(launchers, "find_library", lambda: library)
+    banner = "Intel(R) MPI Library for Linux* OS, Version 2021.19"
+    ended, ranks = start("mpiexec.hydra", banner, "PMI_RANK", status=status)
+    assert ended == status
+    assert [(rank, pin, threads) for rank, pin, threads, _ in ranks] == [("0", "0", "2"), ("1", "0", "2")]
+    assert all(words.startswith("-np 2 -prepend-rank ") for *_, words in ranks)
+
+
+def test_a_program_of_that_name_that_is_another_is_not_started(start):
+    with pytest.raises(FileNotFoundError):  # no rank has recorded anything
+        start("srun", "a spin runner 1.0", "SLURM_PROCID", "--launcher", "slurm")
