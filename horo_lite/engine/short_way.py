@@ -56,6 +56,8 @@ class _Plain:
 
 
 class _AllReduce(_Plain):
+    """What both forms of an all-reduce keep."""
+
     def __init__(self, agreement: Agreement, signature: Signature, size: int) -> None:
         super().__init__(agreement)
         self.dtype = numpy_dtype(signature.types[0])
@@ -266,20 +268,20 @@ class ShortWay:
             lay_out(self._fabric.group, values, known.areas, known.kernel)
         if self._coordinator is not None:
             return self._collect(self._coordinator, known, header, values, make, polls)
+        travelling = known if isinstance(known, _Travelling) else None
         self._outgoing_header[:] = header
-        if isinstance(known, _Travelling):
-            known.outgoing[:] = values
-            self._post(known.message_bytes, 0)
-        else:
+        if travelling is None:
             self._post(NUMBERED.size, 0)
+        else:
+            travelling.outgoing[:] = values
+            self._post(travelling.message_bytes, 0)
         receive = self._mailbox.receive
         received = None
         while received is None and polls:
             received = receive()
             polls -= 1
         if received is not None and self._incoming_header == header:
-            travels = isinstance(known, _Travelling) and received[1] > NUMBERED.size
-            return known.incoming if travels else None  # type: ignore[attr-defined]
+            return None if travelling is None or received[1] == NUMBERED.size else travelling.incoming
         operation = make()
         self._lane.expect(operation)
         self._hand_over(received)
