@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from horo_lite import functions
 from horo_lite.context import ProcessSet, current, global_process_set
-from horo_lite.errors import ArgumentError
+from horo_lite.errors import ArgumentError, DisagreementError
 from horo_lite.functions import Average, reduction_of
 from horo_lite.gradients import GradientBuckets
 from horo_lite.interfaces import Reduction
@@ -111,6 +111,39 @@ class ExchangeOptions:
         ]
 
 
+def reduced_among_local(
+    options: ExchangeOptions,
+    gradients: Sequence[Any],
+    local: Sequence[bool],
+    reduce: Callable[[list[int]], Sequence[Any]],
+) -> list[Any]:
+    """Gradients as an optimizer is to see them: reduced, but for those that stay on their rank.
+
+    Args:
+        local: which ones those are; they are divided by the number of ranks where the options say so, so that they
+            weigh as the averaged ones do.
+        reduce: reduces the gradients of these places.
+    """
+    results = list(gradients)
+    if not options.takes_part:
+        return results
+    shared = [place for place, is_local in enumerate(local) if not is_local]
+    if shared:
+        for place, gradient in zip(shared, reduce(shared), strict=True):
+            results[place] = gradient
+    if options.scale_local_gradients:
+        for place, is_local in enumerate(local):
+            if is_local and results[place] is not None:
+                results[place] = _divided(results[place], options.size)
+    return results
+
+
+def _divided(gradient: Any, size: int) -> Any:
+    if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
+        return type(gradient)(gradient.values / size, gradient.indices, gradient.dense_shape)
+    return gradient / size
+
+
 def _checked_groups(groups: Any) -> int | tuple[tuple[SameVariable, ...], ...] | None:
     if groups is None or (isinstance(groups, int) and groups == 0):
         return None
@@ -137,20 +170,69 @@ def stable_names(paths: Sequence[str]) -> list[str]:
     """Names for parameters that are the same on ranks that built the same model.
 
     Frameworks number what has no name ("dense_7/kernel"), and a rank that built another model before counts further;
-    Keras drops a model's name from its variables' paths when the model is loaded. So only layer and variable count,
-    numbers at the end of a word are replaced by the word's order of appearance, and equal names are told apart.
+    Keras drops a model's name from its variables' paths when the model is loaded. So only layer and variable count, a
+    number at the end of a word is replaced by its place among those of the same word, and equal names are told apart.
+    Numbers keep their order, so that ranks that have two layers in another order do not get the same names.
     """
-    seen: dict[str, dict[str, int]] = {}
+    words = [path.split(":")[0].split("/")[-2:] for path in paths]
+    numbers: dict[str, set[int]] = {}
+    for stem, number in (_numbered(word) for path in words for word in path):
+        numbers.setdefault(stem, set()).add(number)
 
     def renumbered(word: str) -> str:
-        stem = re.sub(r"_\d+$", "", word)
-        known = seen.setdefault(stem, {})
-        place = known.setdefault(word, len(known))
+        stem, number = _numbered(word)
+        place = sorted(numbers[stem]).index(number)
         return f"{stem}_{place}" if place else stem
 
     names, used = [], dict[str, int]()
-    for path in paths:
-        name = "/".join(renumbered(word) for word in path.split(":")[0].split("/")[-2:])
+    for path in words:
+        name = "/".join(renumbered(word) for word in path)
         used[name] = used.get(name, 0) + 1
         names.append(name if used[name] == 1 else f"{name}#{used[name]}")
     return names
+
+
+def _numbered(word: str) -> tuple[str, int]:
+    """A word and the number at its end, -1 where there is none."""
+    stem, _, digits = word.rpartition("_")
+    return (stem, int(digits)) if stem and digits.isdecimal() else (word, -1)
+
+
+def variable_path(variable: Any) -> str:
+    """Keras' path of a variable, the name of another."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
+
+
+def check_same_variables(
+    variables: Sequence[ParameterSpec], trainable: Sequence[bool], process_set: ProcessSet
+) -> None:
+    """Collective: compare ranks' lists of variables before their values are exchanged.
+
+    Args:
+        trainable: which of them have a name to be compared, so that two of equal shape in another order are found
+            out. An optimizer's variables have names that depend on whether the model was loaded.
+
+    Raises:
+        DisagreementError: they differ; on every rank, with the first that does.
+    """
+    named = iter(stable_names([path for (path, _, _), known in zip(variables, trainable, strict=True) if known]))
+    own = [
+        (next(named) if known else "", tuple(shape), kind)
+        for (_, shape, kind), known in zip(variables, trainable, strict=True)
+    ]
+    everyone = functions.allgather_object(own, "broadcast_variables.names", process_set)
+    ranks = process_set.ranks or range(len(everyone))
+    for rank, other in zip(ranks, everyone, strict=False):
+        if other == everyone[0]:
+            continue
+        place = next(
+            (i for i, (a, b) in enumerate(zip(everyone[0], other, strict=False)) if a != b),
+            min(len(everyone[0]), len(other)),
+        )
+        here, there = (listed[place] if place < len(listed) else "absent" for listed in (everyone[0], other))
+        path = variables[place][0] if place < len(variables) else "absent here"
+        raise DisagreementError(
+            f"ranks have different variables: rank {ranks[0]} has {len(everyone[0])} and rank {rank} has "
+            f"{len(other)}; the first difference is number {place} ({path}): {here} and {there}. "
+            "Build the same model and optimizer on every rank, in the same order"
+        )

@@ -153,6 +153,11 @@ class GradientBuckets:
         memory: BucketMemory = self._engine.wait(operation.handle)
         return memory
 
+    @property
+    def states(self) -> dict[str, MutableMapping[str, Any]]:
+        """By gradient's name, what a compressor keeps from step to step."""
+        return {spec.name: state for spec, state in zip(self._plan.specs, self._states, strict=True)}
+
     # --- a step --------------------------------------------------------------------------------------------------
 
     @property

@@ -73,7 +73,7 @@ from horo_lite.keras.eager import (
     reducescatter,
 )
 from horo_lite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from horo_lite.keras.saving import load_model
+from horo_lite.keras.saving import load_model, save_model
 
 
 def __getattr__(name: str) -> typing.Any:

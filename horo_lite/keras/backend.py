@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -26,6 +26,11 @@ class Reducer(Protocol):
 
     context: Any
     """The world it was made in."""
+
+    @property
+    def states(self) -> Mapping[str, MutableMapping[str, Any]]:
+        """By parameter's name, what a compressor keeps from step to step."""
+        ...
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """This step's gradients, reduced over all ranks; None where no rank has one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ from horo_lite import functions
 from horo_lite.arrays import flat, is_torch, to_torch
 from horo_lite.compression import Compression
 from horo_lite.context import current
-from horo_lite.exchange_options import ExchangeOptions, stable_names
+from horo_lite.exchange_options import ExchangeOptions, stable_names, variable_path
 from horo_lite.functions import Min
 
 
@@ -40,7 +40,7 @@ class TorchReducer:
         self.context = current()
         self._share = share
         own = [native(variable) for variable in variables]
-        names = stable_names([str(getattr(v, "path", v.name)) for v in variables])
+        names = stable_names([variable_path(variable) for variable in variables])
         self._shapes = [tuple(tensor.shape) for tensor in own]
         self._buckets = options.buckets(
             [
@@ -50,6 +50,11 @@ class TorchReducer:
             own,
             str(own[0].device),
         )
+
+    @property
+    def states(self) -> dict[str, MutableMapping[str, Any]]:
+        """By parameter's name, what a compressor keeps from step to step."""
+        return self._buckets.states
 
     @torch.no_grad()
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:

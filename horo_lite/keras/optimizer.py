@@ -1,27 +1,32 @@
 """``DistributedOptimizer`` for Keras 3: gradients are reduced over all ranks before the wrapped optimizer sees them.
 
 The result is an instance of a subclass of the wrapped class that shares all its state. ``apply``, through which every
-way of training goes, reduces first, so that clipping, loss scaling, weight decay, averaging of weights and Keras' own
-accumulation act on what all ranks agree on.
+way of training goes, reduces first, so that clipping, loss scaling, weight decay and averaging of weights act on what
+all ranks agree on. With Keras' own accumulation (``gradient_accumulation_steps``) the mean over a window's passes is
+reduced, once per update.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import keras
 
+from horo_lite import functions
 from horo_lite.compression import Compression
 from horo_lite.context import ProcessSet, current, global_process_set
 from horo_lite.errors import ArgumentError, ArgumentTypeError
-from horo_lite.exchange_options import ExchangeOptions, chosen_groups
+from horo_lite.exchange_options import ExchangeOptions, chosen_groups, reduced_among_local
 from horo_lite.functions import Average, Sum, reduction_of
 from horo_lite.interfaces import Reduction
 from horo_lite.keras.accumulation import Accumulator
 from horo_lite.keras.backend import Reducer, bridge
+from horo_lite.keras.compressor_states import States, as_arrays, read_folder, write
 from horo_lite.keras.cooperation import teach_keras
 
 
@@ -50,6 +55,12 @@ class Exchange:
         self._reducer: Reducer | None = None
         self._variables: list[int] = []
         self._accumulator: Accumulator | None = None
+        self._present: list[bool] | None = None
+        self.awaited: list[Any] | None = None
+        """The variables of the gradients that Keras accumulates at present, and that are still to be reduced."""
+        self._restored: States = {}
+        self.gathered: dict[int, States] = {}
+        """By rank, what is to be saved for all ranks; empty where each saves its own."""
 
     def is_local(self, variable: Any) -> bool:
         """True for variables whose gradients stay on their rank."""
@@ -59,29 +70,57 @@ class Exchange:
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], share: bool) -> list[Any]:
         """Gradients as the wrapped optimizer is to see them."""
-        options = self.settings.options
-        if not options.takes_part:
-            return list(gradients)
-        results = list(gradients)
+
+        def reduce(places: list[int]) -> list[Any]:
+            chosen = [gradients[place] for place in places]
+            return self._reducer_for([variables[place] for place in places], chosen, share).reduce(chosen)
+
         local = [self.is_local(variable) for variable in variables]
-        shared = [index for index, is_local in enumerate(local) if not is_local]
-        if shared:
-            chosen = [gradients[index] for index in shared]
-            reducer = self._reducer_for([variables[index] for index in shared], chosen, share)
-            for index, gradient in zip(shared, reducer.reduce(chosen), strict=True):
-                results[index] = gradient
-        if options.scale_local_gradients:
-            for index, is_local in enumerate(local):
-                if is_local and results[index] is not None:
-                    results[index] = results[index] / options.size
-        return results
+        return reduced_among_local(self.settings.options, gradients, local, reduce)
 
     def _reducer_for(self, variables: list[Any], gradients: list[Any], share: bool) -> Reducer:
         known = [id(bridge().native(variable)) for variable in variables]
         if self._reducer is None or self._reducer.context is not current() or known != self._variables:
+            kept = self.states
             self._reducer = bridge().make_reducer(self.settings.options, variables, gradients, share)
             self._variables = known
+            for name, state in self._reducer.states.items():
+                state.update(kept.get(name, {}))
         return self._reducer
+
+    @property
+    def states(self) -> Mapping[str, Mapping[str, Any]]:
+        """By parameter's name, what a compressor keeps on this rank."""
+        return self._restored if self._reducer is None else self._reducer.states
+
+    @property
+    def world(self) -> Any:
+        """The ranks that the states are of, also after ``shutdown()``."""
+        return current() if self._reducer is None else self._reducer.context
+
+    def restore(self, states: States) -> None:
+        """Let the compressor go on with what a saved model's had kept."""
+        self._restored = states
+        if self._reducer is not None:
+            for name, state in self._reducer.states.items():
+                state.update(states.get(name, {}))
+
+    def completed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Dense, and zeros where this rank lacks a gradient that another one has: Keras leaves out what is None.
+
+        Collective at the first call.
+        """
+        options = self.settings.options
+        if self._present is None and options.takes_part:
+            own = [gradient is not None for gradient in gradients]
+            everyone = functions.allgather_object(own, f"{options.label}.present", options.process_set)
+            self._present = [any(ranks) for ranks in zip(*everyone, strict=False)]
+        return [
+            bridge().dense(gradient) if gradient is not None
+            else keras.ops.zeros_like(variable) if present and not self.is_local(variable)
+            else None
+            for gradient, variable, present in itertools.zip_longest(gradients, variables, self._present or ())
+        ]
 
     def accumulator(self, variables: Sequence[Any]) -> Accumulator:
         """The sums of gradients since the last update."""
@@ -113,6 +152,17 @@ class Distributed:
         if type(self).horo_lite_settings.passes > 1:
             self.horo_lite.accumulator(variables)
 
+    def save_assets(self, inner_path: str) -> None:
+        """Beside the weights of a saved model: what a compressor keeps."""
+        exchange = self.horo_lite
+        states = as_arrays(exchange.states)
+        if states or exchange.gathered:
+            write(Path(inner_path), exchange.gathered or {exchange.world.rank: states}, exchange.world.size)
+
+    def load_assets(self, inner_path: str) -> None:
+        """Its mate, for a model that is compiled already."""
+        self.horo_lite.restore(read_folder(Path(inner_path)))
+
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduce the gradients over all ranks, then do as Keras does."""
         optimizer = cast(Any, self)
@@ -126,6 +176,14 @@ class Distributed:
             trainable_variables = variables = list(trainable_variables)
         exchange = self.horo_lite
         share = _consumes_at_once(optimizer, variables)
+        if optimizer.gradient_accumulation_steps and exchange.settings.passes == 1 and share:
+            gradients = exchange.completed(gradients, variables)
+            exchange.awaited = [v for v, g in zip(variables, gradients, strict=True) if g is not None]
+            try:
+                super().apply(gradients, trainable_variables)  # type: ignore[misc]
+            finally:
+                exchange.awaited = None
+            return
         if exchange.settings.passes == 1:
             super().apply(exchange.reduce(gradients, variables, share), trainable_variables)  # type: ignore[misc]
             return
@@ -138,6 +196,13 @@ class Distributed:
             gradients, variables,
             lambda sums: step(exchange.reduce(sums, variables, share), trainable_variables),
         )
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        """The first that Keras does with the mean of what it has accumulated: here that is reduced."""
+        exchange = self.horo_lite
+        if exchange.awaited is not None:
+            grads = exchange.reduce(grads, exchange.awaited, share=True)
+        return super()._clip_gradients(grads)  # type: ignore[misc]
 
 
 def _consumes_at_once(optimizer: Any, variables: Sequence[Any]) -> bool:

@@ -13,7 +13,9 @@ import keras
 from horo_lite import functions
 from horo_lite.compression import Compression
 from horo_lite.context import rank
-from horo_lite.errors import ArgumentError
+from horo_lite.errors import ArgumentError, HorovodInternalError
+from horo_lite.keras.compressor_states import States, as_arrays, read_model
+from horo_lite.keras.cooperation import exchange_of
 from horo_lite.keras.optimizer import Distributed, DistributedOptimizer
 
 
@@ -46,19 +48,57 @@ def load_model(
     """
     known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     if root_rank is not None:
-        model = _load_from(root_rank, Path(filepath), known)
+        model, states = _load_from(root_rank, Path(filepath), known)
     else:
         if not Path(filepath).exists():
             raise ArgumentError(
                 f"{filepath}: no such file on rank {rank()}. If only one rank has it, call load_model(..., "
                 "root_rank=<that rank>) on all ranks"
             )
-        model = keras.models.load_model(filepath, custom_objects=known)
+        model, states = _load(Path(filepath), known)
     _rewrap(model, compression, options)
+    exchange = exchange_of(model.optimizer)
+    if exchange is not None:
+        exchange.restore(states)
     return model
 
 
-def _load_from(root_rank: int, path: Path, known: dict[str, Any]) -> Any:
+def save_model(model: Any, filepath: str | os.PathLike[str], **options: Any) -> None:
+    """Collective: rank 0 saves the model, with what compressors keep on every rank; all return once it is there.
+
+    Without such compressors ``model.save`` on one rank does the same.
+
+    Args:
+        model: a Keras model.
+        filepath: a ``.keras`` file.
+        **options: as for ``model.save``.
+
+    Raises:
+        HorovodInternalError: rank 0 could not write; on every rank.
+    """
+    exchange = exchange_of(model.optimizer)
+    everyone = functions.allgather_object({} if exchange is None else as_arrays(exchange.states), "save_model")
+    fault = None
+    if rank() == 0:
+        if exchange is not None:
+            exchange.gathered = dict(enumerate(everyone))
+        try:
+            model.save(filepath, **options)
+        except Exception as error:  # noqa: BLE001  (told to all ranks, which raise)
+            fault = f"{type(error).__name__}: {error}"
+        finally:
+            if exchange is not None:
+                exchange.gathered = {}
+    fault = functions.broadcast_object(fault, 0, "save_model.fault")
+    if fault is not None:
+        raise HorovodInternalError(f"save_model({os.fspath(filepath)!r}) failed on rank 0: {fault}")
+
+
+def _load(path: Path, known: dict[str, Any]) -> tuple[Any, States]:
+    return keras.models.load_model(path, custom_objects=known), read_model(path)
+
+
+def _load_from(root_rank: int, path: Path, known: dict[str, Any]) -> tuple[Any, States]:
     """On every rank, the model of a file that the root has."""
     content: bytes | str = ""
     if rank() == root_rank:
@@ -70,11 +110,11 @@ def _load_from(root_rank: int, path: Path, known: dict[str, Any]) -> Any:
     if isinstance(content, str):
         raise ArgumentError(f"{path}: rank {root_rank} cannot read it: {content}")
     if rank() == root_rank:
-        return keras.models.load_model(path, custom_objects=known)
+        return _load(path, known)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         copy.write_bytes(content)
-        return keras.models.load_model(copy, custom_objects=known)
+        return _load(copy, known)
 
 
 def _rewrap(model: Any, compression: Any, options: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ few submit nodes, last layers first, as back-propagation delivers them; one wait
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from horo_lite import functions
 from horo_lite.context import current
 from horo_lite.errors import HorovodInternalError
 from horo_lite.exchange_options import ExchangeOptions, ParameterSpec
+from horo_lite.gradients import GradientBuckets
 from horo_lite.interfaces import Reduction
 from horo_lite.tensorflow import bridge
 from horo_lite.tensorflow.collectives import grouped_allgather
@@ -50,6 +51,7 @@ class GradientReducer:
     ) -> None:
         self._options = options
         self._parameters = list(parameters)
+        self._variables = list(variables)
         self._share = share
         self.context = current()
         number = next(_counts.setdefault(options.process_set.process_set_id or 0, itertools.count()))
@@ -60,9 +62,27 @@ class GradientReducer:
         self._sparse, self._expected = self._agree(kinds)
         self._dense = [i for i in range(len(self._parameters)) if i not in self._sparse]
         self._place = {index: place for place, index in enumerate(self._dense)}
-        self._buckets = options.buckets(
-            [self._parameters[i] for i in self._dense], [variables[i] for i in self._dense]
-        )  # with nothing dense too: ranks must agree on that as well
+        self._buckets = self._make_buckets()
+
+    def _make_buckets(self) -> GradientBuckets:
+        """With nothing dense too: ranks must agree on that as well."""
+        return self._options.buckets(
+            [self._parameters[i] for i in self._dense], [self._variables[i] for i in self._dense]
+        )
+
+    def _renew(self) -> None:
+        """A graph outlives the world that it was traced in, where training goes on after a failure: new buckets."""
+        if self.context is current():
+            return
+        self.context, kept = current(), self.states
+        self._buckets = self._make_buckets()
+        for name, state in self.states.items():
+            state.update(kept[name])
+
+    @property
+    def states(self) -> dict[str, MutableMapping[str, Any]]:
+        """By parameter's name, what a compressor keeps from step to step."""
+        return self._buckets.states
 
     def _agree(self, kinds: list[list[str]]) -> tuple[list[int], set[int]]:
         """Which gradients are gathered as rows, and which exist on some rank."""
@@ -151,6 +171,7 @@ class GradientReducer:
 
     def _starter(self, indices: list[int]) -> Any:
         def start(arrays: list[Any]) -> None:
+            self._renew()
             for index, array in zip(indices, arrays, strict=True):
                 self._put(index, array)
 

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from horo_lite.context import current
 from horo_lite.errors import ArgumentError
-from horo_lite.exchange_options import ExchangeOptions, chosen_groups
+from horo_lite.exchange_options import ExchangeOptions, chosen_groups, reduced_among_local
 from horo_lite.functions import Average, Sum, reduction_of
 from horo_lite.tensorflow.compression import for_tensorflow
 from horo_lite.tensorflow.gradients import GradientReducer
-from horo_lite.tensorflow.tape import parameter_specs, scaled_local
+from horo_lite.tensorflow.tape import parameter_specs
 
 
 def is_legacy(optimizer: Any) -> bool:
@@ -45,19 +45,17 @@ class _Exchange:
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Gradients as the wrapped optimizer is to see them."""
-        results = list(gradients)
-        if not self.options.takes_part:
-            return results
-        shared = [i for i, variable in enumerate(variables) if id(variable) not in self.local]
-        chosen = [gradients[i] for i in shared]
-        known = [id(variables[i]) for i in shared]
-        if self._reducer is None or known != self._variables or self._reducer.context is not current():
-            own = [variables[i] for i in shared]
-            self._reducer = GradientReducer(self.options, parameter_specs(own), own, chosen)
-            self._variables = known
-        for i, gradient in zip(shared, self._reducer.reduce(chosen), strict=True):
-            results[i] = gradient
-        return scaled_local(results, [i not in shared for i in range(len(results))], self.options)
+
+        def reduce(places: list[int]) -> list[Any]:
+            own, chosen = [variables[place] for place in places], [gradients[place] for place in places]
+            known = [id(variable) for variable in own]
+            if self._reducer is None or known != self._variables or self._reducer.context is not current():
+                self._reducer = GradientReducer(self.options, parameter_specs(own), own, chosen)
+                self._variables = known
+            return self._reducer.reduce(chosen)
+
+        local = [id(variable) in self.local for variable in variables]
+        return reduced_among_local(self.options, gradients, local, reduce)
 
     def accumulate(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Any) -> Any:
         """Add one pass; on the last of a window reduce the sums and apply them."""
@@ -96,8 +94,11 @@ class _Legacy:
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Compute gradients and reduce them."""
-        pairs = list(super().compute_gradients(*args, **kwargs))  # type: ignore[misc]
-        return self._reduced(pairs)
+        return self._reduced(list(super().compute_gradients(*args, **kwargs)))  # type: ignore[misc]
+
+    def _compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """The same of ``tf_keras.optimizers.legacy``, whose ``minimize`` calls it."""
+        return self._reduced(list(super()._compute_gradients(*args, **kwargs)))  # type: ignore[misc]
 
     def _reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         if self.horo_lite.passes > 1 or not pairs:

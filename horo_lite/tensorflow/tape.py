@@ -9,7 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from horo_lite.context import ProcessSet, current, global_process_set
-from horo_lite.exchange_options import ExchangeOptions, ParameterSpec, chosen_groups, stable_names
+from horo_lite.exchange_options import (
+    ExchangeOptions,
+    ParameterSpec,
+    chosen_groups,
+    reduced_among_local,
+    stable_names,
+    variable_path,
+)
 from horo_lite.functions import Average
 from horo_lite.interfaces import Reduction
 from horo_lite.tensorflow.bridge import do_not_convert
@@ -84,26 +91,11 @@ class _DistributedTape:
         return id(unwrapped(source)) in self._local_sources
 
     def _reduce(self, sources: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        if not self._options.takes_part:
-            return list(gradients)
-        results = list(gradients)
-        shared = [i for i, source in enumerate(sources) if not self._is_local(source)]
-        if shared:
-            chosen = [gradients[i] for i in shared]
-            reducer = reducer_for(self._options, [sources[i] for i in shared], chosen)
-            for i, gradient in zip(shared, reducer.reduce(chosen), strict=True):
-                results[i] = gradient
-        return scaled_local(results, [self._is_local(source) for source in sources], self._options)
+        def reduce(places: list[int]) -> list[Any]:
+            chosen = [gradients[place] for place in places]
+            return reducer_for(self._options, [sources[place] for place in places], chosen).reduce(chosen)
 
-
-def scaled_local(gradients: list[Any], local: Sequence[bool], options: ExchangeOptions) -> list[Any]:
-    """Gradients of local variables divided by the number of ranks, so that they weigh as the averaged ones do."""
-    if not (options.scale_local_gradients and any(local)):
-        return gradients
-    return [
-        gradient / tf.cast(options.size, gradient.dtype) if is_local and gradient is not None else gradient
-        for gradient, is_local in zip(gradients, local, strict=True)
-    ]
+        return reduced_among_local(self._options, gradients, [self._is_local(source) for source in sources], reduce)
 
 
 def _flatten(gradients: Any) -> list[Any]:
@@ -137,7 +129,7 @@ def parameter_specs(variables: Sequence[Any]) -> list[ParameterSpec]:
 
 def _path(variable: Any) -> str:
     named = isinstance(variable, tf.Variable) or hasattr(variable, "path")
-    return str(getattr(variable, "path", None) or variable.name) if named else "tensor"
+    return variable_path(variable) if named else "tensor"
 
 
 def DistributedGradientTape(

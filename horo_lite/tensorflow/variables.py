@@ -10,6 +10,7 @@ import tensorflow as tf
 from horo_lite import functions
 from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import ArgumentError
+from horo_lite.exchange_options import check_same_variables, variable_path
 from horo_lite.tensorflow.bridge import do_not_convert, exchange
 from horo_lite.tensorflow.collectives import _name, _same
 
@@ -39,10 +40,17 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Give every rank the values of the root's variables; returns them. See ``broadcast_variables``."""
+    variables = list(variables)
     own: list[Any] = [tf_variable(variable) for variable in variables]
     if not own:
         return own
     label = _name(name or "broadcast_variables" if tf.executing_eagerly() else name, "broadcast_variables")
+    if tf.executing_eagerly():  # ranks may trace a graph a different number of times
+        check_same_variables(
+            [(variable_path(v), tuple(t.shape), t.dtype.name) for v, t in zip(variables, own, strict=True)],
+            [bool(getattr(variable, "trainable", False)) for variable in variables],
+            process_set,
+        )
     values = [variable.read_value() for variable in own]
 
     def start(arrays: list[Any]) -> list[Any]:

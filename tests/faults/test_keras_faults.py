@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.jobs import STALL, assert_bad_end, job, needs
 
-pytestmark = [needs("tensorflow", "keras"), pytest.mark.slow]  # each rank imports TensorFlow
+pytestmark = needs("tensorflow", "keras")
 
 PREAMBLE = """
 import os, time
@@ -53,6 +53,29 @@ def test_an_exception_in_a_graph_function():
         work() if rank == 1 else fit(epochs=10**6)
     """)
     assert_bad_end(done, r"\[rank 1\] .*ValueError: in a function")
+
+
+@pytest.mark.slow
+def test_an_exception_in_a_train_step():
+    done = keras_job("""
+        class Broken(keras.Model):
+            def train_step(self, data):
+                if rank == 1:
+                    raise ValueError("in a train step")
+                return super().train_step(data)
+        inputs = keras.Input((4,))
+        broken = Broken(inputs, keras.layers.Dense(1)(inputs))
+        broken.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        broken.fit(x, y, verbose=0)
+    """)
+    assert_bad_end(done, r"\[rank 1\] ValueError: in a train step")
+
+
+@pytest.mark.slow
+def test_a_rank_with_fewer_batches():
+    average = "hvd.callbacks.MetricAverageCallback()"
+    done = keras_job(f"fit(steps_per_epoch=2 + (rank == 0), callbacks=[{average}])", env=STALL)
+    assert_bad_end(done, "waited")
 
 
 def test_a_rank_with_fewer_epochs():

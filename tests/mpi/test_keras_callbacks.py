@@ -156,6 +156,36 @@ def test_weights_that_drift_apart_are_named(hvd):
 
 
 @pytest.mark.ranks(2)
+def test_ranks_with_different_numbers_of_batches(hvd):
+    """Rank 0 has one batch and target 1, rank 1 two and 3. w: 0.4 by both, then 0.4 + 0.1 * 5.2 / 2 by rank 1 alone.
+
+    The second epoch: 0.66 + 0.1 * (0.68 + 4.68) / 2 = 0.928, then 0.928 + 0.1 * 4.144 / 2.
+    """
+    model = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    seen = []
+    weights = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(float(model.get_weights()[0][0, 0])))
+    average = hvd.callbacks.MetricAverageCallback()
+    fit(
+        model, 2.0 * hvd.rank() + 1, rows=hvd.rank() + 1, epochs=2,
+        callbacks=[hvd.callbacks.JoinCallback(), average, weights],
+    )
+    np.testing.assert_allclose(seen, [0.66, 0.928 + 0.2072], rtol=1e-5)
+    assert int(model.optimizer.iterations) == 4
+
+
+@pytest.mark.ranks(2, 3)
+def test_layers_of_equal_shape_in_another_order_are_found_out(hvd):
+    names = ["left", "right"] if hvd.rank() == 0 else ["right", "left"]
+    layers = [keras.layers.Dense(1, use_bias=False, name=name) for name in names]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(hvd.DisagreementError, match=r"left/kernel.*right/kernel"):
+        hvd.broadcast_variables(model.weights, root_rank=0)
+    with pytest.raises(hvd.DisagreementError, match="left/kernel"):
+        fit(model, 1.0)
+
+
+@pytest.mark.ranks(2)
 def test_best_model_is_written_once(hvd, tmp_path):
     best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
     model = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from horo_lite.keras.callbacks.agreement import ConsistencyCallback, EarlyStoppingAgreementCallback
+from horo_lite.keras.callbacks.agreement import (
+    ConsistencyCallback,
+    EarlyStoppingAgreementCallback,
+    JoinCallback,
+)
 from horo_lite.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from horo_lite.keras.callbacks.checkpoint import BestModelCheckpoint
 from horo_lite.keras.callbacks.learning_rate import (
@@ -16,6 +20,7 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "ConsistencyCallback",
     "EarlyStoppingAgreementCallback",
+    "JoinCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",

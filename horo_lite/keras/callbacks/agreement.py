@@ -13,6 +13,7 @@ from horo_lite import functions
 from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import DisagreementError
 from horo_lite.keras.backend import bridge
+from horo_lite.keras.broadcasting import broadcast_variables
 
 _log = logging.getLogger("horo_lite")
 
@@ -41,6 +42,19 @@ class EarlyStoppingAgreementCallback(keras.callbacks.Callback):
         if bool(agreed[0]) and not own[0]:
             _log.info("another rank stops training after epoch %d, so this one does too", epoch + 1)
         self.model.stop_training = bool(agreed[0])
+
+
+class JoinCallback(keras.callbacks.Callback):
+    """Ranks may have different numbers of batches: those that have fewer wait at the end of the epoch for the others.
+
+    A rank that waits contributes zeros to the others' gradients (their average still divides by all ranks), and then
+    gets the weights and the optimizer's state of the rank that went on longest. Put this callback first: what others
+    exchange at the end of an epoch must come after it.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        longest = functions.join()
+        broadcast_variables([*self.model.weights, *self.model.optimizer.variables], longest)
 
 
 class ConsistencyCallback(keras.callbacks.Callback):

@@ -1,0 +1,71 @@
+"""Optimizers of legacy Keras (tf_keras), old and new: on rank r the gradient is r + 1, their mean (N + 1) / 2."""
+
+from __future__ import annotations
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+tf_keras = pytest.importorskip("tf_keras")
+
+KINDS = pytest.mark.parametrize("kind", ["new", "old"])
+
+
+def sgd(kind):
+    return (tf_keras.optimizers if kind == "new" else tf_keras.optimizers.legacy).SGD(1.0)
+
+
+@pytest.mark.ranks(1, 2)
+@KINDS
+@pytest.mark.parametrize("graph", [False, True])
+def test_apply_gradients(hvd, kind, graph):
+    w = tf.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(sgd(kind))
+    assert isinstance(optimizer, type(sgd(kind)))
+
+    def step():
+        optimizer.apply_gradients([(tf.fill([1], hvd.rank() + 1.0), w)])
+
+    step = tf.function(step) if graph else step
+    for _ in range(2):
+        step()
+    assert float(w[0]) == -(hvd.size() + 1.0)
+    assert int(optimizer.iterations) == 2
+
+
+@pytest.mark.ranks(1, 2)
+@KINDS
+def test_gradients_that_were_computed_by_the_optimizer_are_reduced_once(hvd, kind):
+    w = tf.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(sgd(kind), op=hvd.Sum)
+    total = hvd.size() * (hvd.size() + 1) / 2
+    with tf.GradientTape() as tape:
+        loss = (hvd.rank() + 1.0) * w[0]
+    compute = optimizer.compute_gradients if kind == "new" else optimizer._compute_gradients
+    pairs = list(compute(loss, [w], tape=tape))
+    assert float(pairs[0][0][0]) == total
+    optimizer.apply_gradients(pairs)
+    assert float(w[0]) == -total
+    optimizer.minimize(lambda: (hvd.rank() + 1.0) * w[0], [w])
+    assert float(w[0]) == -2 * total
+
+
+@pytest.mark.ranks(2)
+@KINDS
+def test_two_passes_per_update(hvd, kind):
+    w = tf.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(
+        sgd(kind), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    for value in (1.0, 3.0, 5.0, 5.0):  # means over passes 2 and 5, over ranks 3 and 7.5
+        optimizer.apply_gradients([(tf.fill([1], value * (hvd.rank() + 1.0)), w)])
+    assert float(w[0]) == -10.5
+    assert int(optimizer.iterations) == 2
+
+
+@pytest.mark.ranks(2)
+def test_fit(hvd):
+    dense = tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_shape=(1,))
+    model = tf_keras.Sequential([dense])
+    model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1)), "mse")
+    model.fit(tf.ones([1, 1]), tf.fill([1, 1], 2.0 * hvd.rank() + 1), verbose=0)
+    assert float(model.get_weights()[0][0, 0]) == pytest.approx(0.4, abs=1e-6)
