@@ -265,14 +265,14 @@ def test_local_variables_and_layers(hvd):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_local_layer_with_sparse_gradients(hvd, scaled):
-    table = keras.layers.Embedding(3, 1, embeddings_initializer="zeros")
+    table = keras.layers.Embedding(3, 2, embeddings_initializer="zeros")
     model = keras.Sequential([keras.Input((1,), dtype="int32"), table])
     optimizer = hvd.PartialDistributedOptimizer(
         keras.optimizers.SGD(1.0), local_layers=[table], scale_local_gradients=scaled
     )
     model.compile(optimizer, loss=lambda y, p: keras.ops.sum(p, axis=(1, 2)))
     model.fit(np.array([[hvd.rank()]]), np.zeros((1, 1)), verbose=0)
-    expected = np.zeros((3, 1))
+    expected = np.zeros((3, 2))
     expected[hvd.rank()] = -0.5 if scaled else -1.0
     np.testing.assert_allclose(model.get_weights()[0], expected)
 
