@@ -207,9 +207,9 @@ def laid_out_allreduce(
         areas: all members' areas in order, as long as the values.
 
     Steps: 1 fence of ceil(log2 N) empty messages. Sent: nothing. How the members know is the *ready*
-    fence, and of the next all-reduce it is the *read* fence too, if a member asks for that one only
-    when it has ended this one: until then nobody writes to what is read back, the slice of its own
-    in each one's area, and the others' slices there are read before *reduced*.
+    fence. In place of the *read* fence the next all-reduce, which has slices of other lengths, lies in
+    other areas: once every member is known to have laid that one out, all have ended this one, and
+    its areas may serve the one after the next.
     """
     offsets = even_offsets(len(values), group.size)
     own = slice(offsets[group.index], offsets[group.index + 1])

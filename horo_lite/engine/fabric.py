@@ -24,7 +24,7 @@ from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import is_crowded
 
 _STAGING_BYTES = 3 << 20  # three pieces of 1 MiB, so that what one rank writes another finds in a cache
-_LAID_OUT_BYTES = 2 << 20
+_LAID_OUT_BYTES = 1 << 20
 _COORDINATED_BYTES = 128 << 10  # of values that go along with requests, from all ranks together
 _COORDINATED_FAR_BYTES = 64 << 10
 _TRAVELLING_FAR_BYTES = 8 << 10  # across nodes the coordinator's port is what is waited for
@@ -60,8 +60,8 @@ class Fabric:
         self._config = config
         self._one_node = len(topology.nodes) == 1 and self.shares_memory
         self._staging: list[Array] | None = None
-        self.laid_out_areas: list[Array] = []
-        """Once there is staging memory: all members' memory for values that are laid out."""
+        self.laid_out_areas: list[list[Array]] = []
+        """Once there is staging memory: for each of two turns, all members' memory for values that are laid out."""
         self.travelling_bytes = -1
         """Tensors up to this size travel with the request (see ``short_way``)."""
         if config.algorithm == AUTO and len(topology.nodes) == 1:
@@ -172,9 +172,12 @@ class Fabric:
     def _shared_allreduce(self, group: Group, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
         """Through the staging areas, which the first such all-reduce makes; by messages where memory is not shared."""
         if self._staging is None:
-            blocks = yield from shared_blocks(_STAGING_BYTES + _LAID_OUT_BYTES, self)
+            blocks = yield from shared_blocks(_STAGING_BYTES + 2 * _LAID_OUT_BYTES, self)
             self._staging = [block.array("uint8", 0, _STAGING_BYTES) for block in blocks]
-            self.laid_out_areas = [block.array("uint8", _STAGING_BYTES, _LAID_OUT_BYTES) for block in blocks]
+            starts = (_STAGING_BYTES, _STAGING_BYTES + _LAID_OUT_BYTES) if blocks else ()
+            self.laid_out_areas = [
+                [block.array("uint8", start, _LAID_OUT_BYTES) for block in blocks] for start in starts
+            ]
         if self._staging:
             areas = [area.view(buffer.dtype) for area in self._staging]
             self.stats.shared_bytes += self.shared_bytes(buffer)

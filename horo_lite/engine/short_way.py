@@ -89,14 +89,16 @@ class _LaidOut(_AllReduce):
     """An all-reduce whose values lie in shared memory before it is asked for.
 
     Attributes:
-        areas: the memory of all members.
+        areas: for each of two turns, the memory of all members.
     """
 
     mark = LAID_OUT
 
     def __init__(self, agreement: Agreement, signature: Signature, fabric: Fabric) -> None:
         super().__init__(agreement, signature, fabric.size)
-        self.areas = [area[: self.dense_bytes].view(self.dtype) for area in fabric.laid_out_areas]
+        self.areas = [
+            [area[: self.dense_bytes].view(self.dtype) for area in areas] for areas in fabric.laid_out_areas
+        ]
 
 
 class ShortWay:
@@ -125,6 +127,7 @@ class ShortWay:
         self._size = fabric.size
         self._outgoing_header = memoryview(self._mailbox.outgoing)[: NUMBERED.size]
         self._incoming_header = memoryview(self._mailbox.incoming)[: NUMBERED.size]
+        self._turn = 0  # 0 or 1; changes with every grant of what was laid out, alike on all members
         self._by_number: dict[Hashable, _AllReduce] = {}
         self._by_arguments: dict[Hashable, _AllReduce] = {}
 
@@ -234,8 +237,10 @@ class ShortWay:
 
     def _reduce(self, known: _LaidOut, values: Array, target: Array) -> Schedule:
         """The rest of an all-reduce whose values every member has laid out."""
+        areas = known.areas[self._turn]
+        self._turn = 1 - self._turn
         self._instruments.stats.shared_bytes += self._fabric.shared_bytes(values)
-        return laid_out_allreduce(self._fabric.group, values, target, known.areas, known.kernel)
+        return laid_out_allreduce(self._fabric.group, values, target, areas, known.kernel)
 
     def _is_open(self, polls: int) -> bool:
         alone = self._size == 1
@@ -265,7 +270,7 @@ class ShortWay:
             now; or the operation, which the lane has taken over since other members are late.
         """
         if isinstance(known, _LaidOut):
-            lay_out(self._fabric.group, values, known.areas, known.kernel)
+            lay_out(self._fabric.group, values, known.areas[self._turn], known.kernel)
         if self._coordinator is not None:
             return self._collect(self._coordinator, known, header, values, make, polls)
         travelling = known if isinstance(known, _Travelling) else None

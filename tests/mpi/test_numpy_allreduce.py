@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from typing import Any
 
 import ml_dtypes
@@ -249,3 +250,13 @@ def test_all_sizes_that_a_selection_might_tell_apart(hvd, algorithm_elements):
         got = hvd.allreduce(own.astype(dtype), op=hvd.Sum)
         total = (np.arange(algorithm_elements) % 7) * hvd.size() + sum(range(hvd.size()))
         np.testing.assert_array_equal(got, total.astype(dtype))
+
+
+def test_calls_that_repeat_with_other_lengths_in_between(hvd):
+    """What one call leaves in shared memory lies elsewhere than what the next one, of another length, puts there."""
+    order = random.Random(3)
+    total = hvd.size() * (hvd.size() + 1) / 2
+    for step in range(1, 81):
+        elements = order.choice((1, 900, 9_000, 70_000, 250_000))
+        array = np.full(elements, (hvd.rank() + 1.0) * step, np.float32)
+        assert (hvd.allreduce_(array, op=hvd.Sum, name=f"of {elements}") == total * step).all()

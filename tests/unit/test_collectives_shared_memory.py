@@ -51,7 +51,8 @@ class Steps:
         self.lengths = (elements, elements if next_elements is None else next_elements, elements)
         self.buckets = [np.zeros(elements) for _ in range(size)]
         self.staging = [np.zeros(3 * 4 + 2) for _ in range(size)]
-        self.areas = [np.zeros(elements) for _ in range(size)]
+        self.areas = [[np.zeros(max(self.lengths)) for _ in range(size)] for _ in range(2)]
+        self.turns = [0] * size
         self.kernel = ReferenceKernel()
         self.right = True
 
@@ -82,7 +83,8 @@ class Steps:
     def laid_out(self, rank: int, buffer: Array) -> Schedule:
         """With the agreement before it, and no pause after it."""
         group = Group.whole(rank, self.size)
-        areas = [area[: len(buffer)] for area in self.areas]
+        areas = [area[: len(buffer)] for area in self.areas[self.turns[rank] % len(self.areas)]]
+        self.turns[rank] += 1
         lay_out(group, buffer, areas, self.kernel)
         yield from dissemination_barrier(group)
         yield from laid_out_allreduce(group, buffer, buffer, areas, self.kernel)
@@ -161,15 +163,28 @@ def test_staging_without_any_one_fence_goes_wrong(pieces: int, size: int) -> Non
 @pytest.mark.parametrize("elements", [0, 1, 23])
 def test_laid_out_sums_in_any_order(size: int, elements: int) -> None:
     for seed in SEEDS:
-        steps = Steps(size, elements)
-        assert steps.run(steps.laid_out, seed)
+        for next_elements in (elements, elements // 2):
+            steps = Steps(size, elements, next_elements)
+            assert steps.run(steps.laid_out, seed)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_laid_out_always_in_the_same_areas_goes_wrong(size: int) -> None:
+    """When lengths differ: what one rank lays out then lies where another still reads a result."""
+
+    def right(seed: int) -> bool:
+        steps = Steps(size, 23, next_elements=11)
+        del steps.areas[1]
+        return steps.run(steps.laid_out, seed)
+
+    assert not all(right(seed) for seed in SEEDS)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("fence", range(2), ids=["agreement", "reduced"])
 def test_laid_out_without_one_fence_goes_wrong(fence: int, size: int) -> None:
     def right(seed: int) -> bool:
-        steps = Steps(size, 23)
+        steps = Steps(size, 23, next_elements=14)
         return steps.run(steps.laid_out, seed, fence)
 
     assert not all(right(seed) for seed in SEEDS)
