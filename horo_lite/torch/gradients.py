@@ -258,7 +258,7 @@ class GradientExchange:
                     f"step() came after {passes} of backward_passes_per_step={self.window} backward passes, "
                     f"{_PATIENCE} times in a row; the gradients were reduced all the same. Call step() after every "
                     f"{self.window} passes, or set backward_passes_per_step={passes}",
-                    stacklevel=4,
+                    stacklevel=3,
                 )
         elif passes:
             self._short_windows = 0
@@ -304,14 +304,15 @@ class GradientExchange:
     def _exchange(self) -> None:
         """One reduction of everything that has arrived."""
         passes = self._passes
-        handles = [self._start_rows(slot, passes) for slot in self._rows]
         taken = [slot for slot in self._dense if slot.handed_over or self._hand_over(slot, passes)]
         try:
             used = self._buckets.finish()
         finally:
             late = [(slot, slot.parameter.grad) for slot in taken if slot.handed_over]
-            for slot in [*taken, *self._rows]:
+            for slot in taken:
                 slot.passes, slot.handed_over = 0, False
+        # Only now: after an error, no rows of this rank must wait for those of others.
+        handles = [self._start_rows(slot, passes) for slot in self._rows]
         new_rows = self._find_sparse()
         for slot, was_used in zip(self._dense, used, strict=True):
             if was_used and not slot.released:
@@ -319,7 +320,7 @@ class GradientExchange:
         for slot, handle in zip(self._rows, handles, strict=True):
             rows = handle()
             slot.parameter.grad = rows if rows._nnz() else None
-            slot.reduced = True
+            slot.passes, slot.reduced = 0, True
         for slot, grad in late:
             if grad is not None:
                 slot.add(grad, self._share)

@@ -99,6 +99,36 @@ def test_a_backward_that_fails_on_one_rank_is_an_error_on_all(hvd, device, compr
         assert_good_step(hvd, optimizer, tensors)
 
 
+@pytest.mark.parametrize("failing", ["one", "all"])
+def test_a_backward_that_fails_beside_sparse_gradients(hvd, device, failing):
+    tensors, table = parameters(device), torch.nn.Embedding(4, 1, sparse=True).to(device)
+    torch.nn.init.zeros_(table.weight)
+    optimizer = hvd.DistributedOptimizer(sgd([*tensors, table.weight]), overlap=True, bucket_bytes=0)
+    rows = torch.tensor([hvd.rank()], device=device)
+
+    def backward(fails=False):
+        optimizer.zero_grad()
+        product(tensors, table(rows).sum() + 1.0, fails).backward()
+
+    for step in range(4):
+        if step % 2:
+            fails = failing == "all" or hvd.rank() == 1
+            with pytest.raises(ValueError) if fails else pytest.raises(hvd.HorovodInternalError, match=FAILED):
+                backward(fails)
+            with pytest.raises(hvd.HorovodInternalError) if failing == "one" and fails else contextlib.nullcontext():
+                optimizer.zero_grad()
+        else:
+            with torch.no_grad():
+                for tensor in tensors:
+                    tensor.fill_(1.0)
+                table.weight.zero_()
+            backward()
+            optimizer.step()
+            expected = [-1 / hvd.size() if row < hvd.size() else 0.0 for row in range(4)]
+            assert table.weight.flatten().tolist() == pytest.approx(expected)
+            assert tensors[0].item() == pytest.approx(0.0)
+
+
 def test_a_failed_backward_is_retried_where_nothing_was_under_way(hvd, device):
     """Without overlap a rank may fail, clear and try again; the others wait for it."""
     tensors = parameters(device)
