@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.jobs import STALL, assert_bad_end, assert_good_end, job, needs, tagged
+from tests.launch import run_ranks
 
 pytestmark = needs("torch")
 
@@ -83,6 +84,45 @@ def test_parameters_that_differ():
         hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), other.named_parameters())
     """)
     assert_bad_end(done, "DisagreementError", "weight")
+
+
+def test_a_rank_that_is_killed_while_it_saves_leaves_the_earlier_checkpoint(tmp_path):
+    path, copy = tmp_path / "model.pt", tmp_path / "copy.pt"
+    done = torch_job("""
+        import shutil
+        path, copy = sys.argv[1:]
+        hvd.save_checkpoint(path, model, optimizer, epoch=1)  # the same file on all ranks
+        assert os.path.exists(path)
+        hvd.barrier()
+        if rank == 0:
+            shutil.copy(path, copy)
+            def half(content, file):
+                file.write(b"half of it")
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            torch.save = half
+        hvd.save_checkpoint(path, model, optimizer, epoch=2)
+    """, arguments=(str(path), str(copy)))
+    assert_bad_end(done)
+    assert path.read_bytes() == copy.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_every_kind_end_with_the_job(method, tmp_path):
+    script = tmp_path / "train.py"  # a file: spawn imports it
+    script.write_text(
+        "import torch\nimport horo_lite.torch as hvd\n"
+        "if __name__ == '__main__':\n"
+        "    hvd.init()\n"
+        "    data = torch.utils.data.TensorDataset(torch.ones(8, 4))\n"
+        f"    options = dict(num_workers=1, persistent_workers=True, multiprocessing_context={method!r})\n"
+        "    loader = torch.utils.data.DataLoader(data, **options)\n"
+        "    for epoch in range(2):\n"
+        "        for batch, in loader:\n"
+        "            assert (hvd.allreduce(batch, op=hvd.Sum, name='x') == hvd.size()).all()\n"
+    )
+    assert_good_end(run_ranks(script, 2, limit_s=LIMIT_S))
 
 
 @pytest.mark.slow
