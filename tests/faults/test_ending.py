@@ -219,6 +219,6 @@ def test_a_signal_handler_of_the_program_stays():
 
 def test_one_process_fails_as_any_other():
     done = job("raise ValueError('alone')", ranks=1)
-    assert_says(done, "ValueError: alone")
+    assert_says(done, "ValueError", "alone")  # Python writes them apart, and a launcher may put its tag between them
     assert not tagged(done)
     assert done.returncode == 1
