@@ -18,8 +18,10 @@ SCRIPTS = ROOT / "tests" / "scripts"
 def run_as_horovod(name: str, *arguments: object) -> str:
     """What a script prints on two ranks under ``horo-lite run --horovod``."""
     command = [sys.executable, "-m", "horo_lite.cli", "run", "-np", "2", "--horovod", SCRIPTS / name, *arguments]
+    # Unbuffered, Python writes the words of a line apart, and launchers mix them.
+    env = {name: value for name, value in child_environment().items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        [str(word) for word in command], env=child_environment(), capture_output=True, text=True, timeout=150 * SCALE
+        [str(word) for word in command], env=env, capture_output=True, text=True, timeout=150 * SCALE
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

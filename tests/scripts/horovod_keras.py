@@ -18,6 +18,7 @@ for try_epoch in range(epochs, 0, -1):
         break
 resume_from_epoch = hvd.broadcast(resume_from_epoch, 0, name="resume_from_epoch")
 
+keras.utils.set_random_seed(0)
 numbers = np.random.default_rng(hvd.rank())
 x = numbers.random((64, 4), "float32")
 y = x.sum(1, keepdims=True)
