@@ -34,11 +34,11 @@ KILL = "kill -9 $(ip netns pids $(hostname))"  # its launcher's helper, the rank
 
 def run_on(made, ranks, fault):
     """A job with one rank on each host, of which the second one breaks its own host."""
-    env = {"HORO_LITE_STALL_WARN_S": "1", "HORO_LITE_STALL_ABORT_S": "2"}
+    env = {"HORO_LITE_STALL_WARN_S": "2", "HORO_LITE_STALL_ABORT_S": "4" if fault == CUT else "60"}
     launch = [launcher().path, "-iface", "eth0", "-hosts", ",".join(made.hosts), "-ppn", "1", "-n", str(ranks)]
     done = on_first_host(made, [*launch, sys.executable, "-c", GOES_ON, fault], limit_s=40, env=env)
     assert done.returncode != 0
-    assert done.stdout.count("under way") == ranks, done.stdout + done.stderr
+    assert "under way" in done.stdout, done.stdout + done.stderr  # of a host that dies, nothing may arrive
     return done.stdout + done.stderr
 
 
