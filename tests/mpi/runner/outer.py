@@ -27,7 +27,7 @@ _POLL_S = 0.01
 _OTHERS_S = 2.0
 """When one rank has failed, how long the others get to say how they fared."""
 _STACKS_S = 1.0
-_END_S = 20.0
+_END_S = 30.0
 """How long a job may take to end after its last test."""
 _OUTPUT_CHARACTERS = 20_000
 """The end of the ranks' output that a failure shows."""
