@@ -49,5 +49,6 @@ if hvd.rank() == 0:
 verbose = 1 if hvd.rank() == 0 else 0
 history = model.fit(dataset, steps_per_epoch=16 // hvd.size(), callbacks=callbacks, epochs=6, verbose=verbose)
 
-print("\nlosses", *history.history["loss"])
+print()
+print("losses", *history.history["loss"])
 print("weights", *[float(np.abs(weights).sum()) for weights in model.get_weights()])
