@@ -55,17 +55,18 @@ HOROVOD = {
 
 _NAMES = """
 import importlib, json, sys, types
-module = importlib.import_module(sys.argv[1])
-own = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "annotations"}
-names = getattr(module, "__all__", [name for name, value in own.items() if not isinstance(value, types.ModuleType)])
-json.dump(sorted(names), sys.stdout)
+def names(module):
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "annotations"}
+    return getattr(module, "__all__", [name for name, value in own.items() if not isinstance(value, types.ModuleType)])
+json.dump({module: sorted(names(importlib.import_module(module))) for module in sys.argv[1:]}, sys.stdout)
 """
 
 
-def public_names(module: str) -> list[str]:
-    """What a fresh process finds in a module."""
-    done = subprocess.run([sys.executable, "-c", _NAMES, module], cwd=ROOT, capture_output=True, text=True, check=True)
-    names: list[str] = json.loads(done.stdout)
+def public_names() -> dict[str, list[str]]:
+    """What a fresh process finds in each module whose framework is installed."""
+    here = [module for module, framework in FRONT_ENDS.items() if importlib.util.find_spec(framework) is not None]
+    done = subprocess.run([sys.executable, "-c", _NAMES, *here], cwd=ROOT, capture_output=True, text=True, check=True)
+    names: dict[str, list[str]] = json.loads(done.stdout)
     return names
 
 
@@ -73,11 +74,10 @@ def list_file(module: str) -> Path:
     return LISTS / f"{module}.txt"
 
 
-@pytest.mark.parametrize("module", FRONT_ENDS)
-def test_public_names_are_those_listed(module):
-    if importlib.util.find_spec(FRONT_ENDS[module]) is None:
-        pytest.skip(f"{FRONT_ENDS[module]} is not installed")
-    assert public_names(module) == list_file(module).read_text().split()
+def test_public_names_are_those_listed():
+    found = public_names()
+    assert "horo_lite" in found
+    assert found == {module: list_file(module).read_text().split() for module in found}
 
 
 @pytest.mark.parametrize("module", HOROVOD)
@@ -86,5 +86,5 @@ def test_horovods_names_are_among_them(module):
 
 
 if __name__ == "__main__":
-    for front_end in FRONT_ENDS:
-        list_file(front_end).write_text("\n".join(public_names(front_end)) + "\n")
+    for front_end, names in public_names().items():
+        list_file(front_end).write_text("\n".join(names) + "\n")
