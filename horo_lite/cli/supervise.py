@@ -23,14 +23,18 @@ already sent to the whole group: a launcher that is told twice gives up on clean
 class _Child:
     """The launcher under way, and how far its ending has got."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
         self._stop_asked: float | None = None
         self._pending = list(_ESCALATION)
 
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """To be called once signals come here: one that comes before the child is there ends it a second later."""
+        self._process = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
+
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on; a Ctrl-C has reached the child by itself."""
-        if number != signal.SIGINT:
+        if number != signal.SIGINT and self._process is not None:
             self._process.send_signal(number)
         self.stop()
 
@@ -41,6 +45,8 @@ class _Child:
 
     def wait(self, seconds: float) -> int | None:
         """The exit status, or None when the child still runs after some seconds."""
+        if self._process is None:
+            return None
         if self._stop_asked is not None:
             while self._pending and time.monotonic() - self._stop_asked >= self._pending[0][0]:
                 self._process.send_signal(self._pending.pop(0)[1])
@@ -58,9 +64,10 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], timeout_s:
     """
     started = time.monotonic()
     timed_out = False
-    child = _Child(command, environment)
+    child = _Child()
     before = {number: signal.signal(number, child.on_signal) for number in _FORWARDED}
     try:
+        child.start(command, environment)
         while (status := child.wait(_POLL_S)) is None:
             if timeout_s is not None and not timed_out and time.monotonic() - started >= timeout_s:
                 timed_out = True

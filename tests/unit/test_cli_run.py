@@ -155,6 +155,17 @@ def test_a_signal_is_forwarded(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_before_the_child_is_there_ends_it(monkeypatch):
+    start = subprocess.Popen
+
+    def signalled(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr("horo_lite.cli.supervise.subprocess.Popen", signalled)
+    assert supervise(["sleep", "60"], ENV) == 128 + signal.SIGTERM
+
+
 LAUNCHER = """#!{python}
 import os, subprocess, sys
 words = sys.argv[1:]
