@@ -40,8 +40,8 @@ class ControlChannel:
     """Messages of any length, in order; nothing here waits.
 
     Args:
-        prepared: let the transport make what a message needs once (``Transport.mailbox``); False for messages so
-            rare that nothing should be kept posted for them.
+        prepared: let the transport make what a message needs once (``Transport.mailbox``), for ranks of one node;
+            False also for messages so rare that nothing should be kept posted for them.
 
     Attributes:
         mailbox: where they arrive. Whoever knows what comes next may use it directly while the channel is not ``busy``.
