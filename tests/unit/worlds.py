@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from horo_lite import functions, gradients
+from horo_lite import gradients
 from horo_lite.config import Config
 from horo_lite.engine import Engine, Fabric, Handle, NamedLane, PlannedLane
 from horo_lite.engine.instruments import Instruments
 from horo_lite.engine.operations import Operation
+from horo_lite.functions import all_reduce, objects, submission
 from horo_lite.process_sets import Member, ProcessSet, global_process_set
 from horo_lite.transport.loopback import LoopbackNetwork
 from horo_lite.transport.topology import Topology
@@ -78,7 +79,7 @@ class Threads:
     ) -> None:
         self.size = size
         self._here = threading.local()
-        for module in (functions, gradients):
+        for module in (all_reduce, objects, submission, gradients):
             monkeypatch.setattr(module, "current", lambda: self._here.context)
         monkeypatch.setattr(ProcessSet, "member", lambda _: self._here.context.members[0])
         network = LoopbackNetwork(size, seed=seed)

@@ -1,0 +1,67 @@
+"""How a call becomes an operation: made, handed to the named lane of its process set, and waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from horo_lite.context import current
+from horo_lite.engine import Handle, NamedLane
+from horo_lite.engine.operations import Operation, Refusal
+from horo_lite.errors import ArgumentError
+from horo_lite.process_sets import Member, ProcessSet
+
+Make = Callable[[Member], Operation]
+"""Makes a rank's part of an operation, or raises ValueError or TypeError for this rank's arguments."""
+
+
+def call(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> Any:
+    """Make an operation, hand it in, wait for it, and return its result.
+
+    Args:
+        kind: as the operation's class has it, for what the other ranks are told if ``make`` raises.
+
+    Raises:
+        ValueError, TypeError: ``make`` raised; the other ranks hear of it and raise too.
+        HorovodInternalError: the operation failed, on this rank or on another.
+    """
+    lane, operation = made(process_set, kind, name, make)
+    return current().engine.call(lane, operation)
+
+
+def start(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> Handle:
+    """Make an operation and hand it in; it goes on in the background. Raises as ``call`` does, for ``make`` alone."""
+    lane, operation = made(process_set, kind, name, make)
+    lane.submit(operation)
+    current().engine.wake()
+    return operation.handle
+
+
+def made(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> tuple[NamedLane, Operation]:
+    """The operation and the lane it is for; where it can't be made, the other ranks hear why."""
+    context = current()
+    member = process_set.member()
+    if member.lane is None:
+        raise ArgumentError(
+            f"rank {context.rank} is not in {process_set}: only its members may call this (check .included())"
+        )
+    try:
+        return member.lane, make(member)
+    except (ValueError, TypeError) as error:
+        member.lane.submit(Refusal(kind, name or "", str(error)))
+        context.engine.wake()
+        raise
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an asynchronous operation and return its result.
+
+    Raises:
+        HorovodInternalError: it failed, on this rank or on another.
+    """
+    return current().engine.wait(handle)
+
+
+def poll(handle: Handle) -> bool:
+    """True when ``synchronize(handle)`` would return at once."""
+    return current().engine.poll(handle)
