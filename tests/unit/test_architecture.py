@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +46,7 @@ class Import(NamedTuple):
         return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.module}"
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -91,12 +93,14 @@ def imported_part(found: Import) -> str | None:
     return words[1] if words[0] == "horo_lite" and len(words) > 1 else None
 
 
-ALL_IMPORTS = [found for path in SOURCES for found in imports(path)]
+@functools.cache
+def all_imports() -> list[Import]:
+    return [found for path in SOURCES for found in imports(path)]
 
 
 def test_layers_import_only_what_lies_below_them():
     wrong = []
-    for found in ALL_IMPORTS:
+    for found in all_imports():
         user, used = part(found.file), imported_part(found)
         if used is None or used == user or user == "cli":
             continue
@@ -110,14 +114,14 @@ def test_layers_import_only_what_lies_below_them():
 
 
 def test_mpi4py_is_imported_in_one_file_when_it_is_needed():
-    users = [found for found in ALL_IMPORTS if found.module.split(".")[0] == "mpi4py"]
+    users = [found for found in all_imports() if found.module.split(".")[0] == "mpi4py"]
     elsewhere = [str(found) for found in users if found.file != PACKAGE / "transport" / "mpi.py"]
     assert not elsewhere, "\n".join(elsewhere)
 
 
 def test_a_framework_is_imported_by_its_own_adapter_alone():
     wrong = []
-    for found in ALL_IMPORTS:
+    for found in all_imports():
         framework, user = found.module.split(".")[0], part(found.file)
         # A function may import what its argument proves to be there (a kernel for torch tensors).
         if framework in FRAMEWORKS and found.at_top and framework not in FRAMEWORKS.get(user, set()):
