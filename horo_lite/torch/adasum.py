@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,10 +17,8 @@ from horo_lite.interfaces import Reduction
 from horo_lite.torch.agreement import describe
 from horo_lite.torch.compressor_states import ParameterState
 from horo_lite.torch.roster import Roster
+from horo_lite.torch.settings import Settings
 from horo_lite.torch.slots import Slot, device_of
-
-if TYPE_CHECKING:
-    from horo_lite.torch.gradients import Settings
 
 
 class AdasumExchange:

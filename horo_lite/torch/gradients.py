@@ -11,57 +11,28 @@ without a gradient counts as zero, and stays None where no rank has one.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from horo_lite.context import ProcessSet
-from horo_lite.functions import Sum, allgather_object
+from horo_lite.functions import Sum
 from horo_lite.gradients import GradientBuckets
-from horo_lite.interfaces import Reduction
 from horo_lite.torch.agreement import describe
 from horo_lite.torch.compressor_states import ParameterState
-from horo_lite.torch.mpi_ops import Follow, sparse_allreduce_async
-from horo_lite.torch.names import Naming
 from horo_lite.torch.roster import Roster
+from horo_lite.torch.settings import Settings
 from horo_lite.torch.slots import Slot, device_of
+from horo_lite.torch.sparse import SparseGradients
 
 _PATIENCE = 2  # short windows in a row until they are taken for a mistake
-_DENSE_ONLY = tuple(
-    getattr(torch.optim, name)
-    for name in (
-        "Adadelta", "Adafactor", "Adam", "Adamax", "AdamW", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop",
-        "Rprop",
-    )
-    if hasattr(torch.optim, name)
-)  # these refuse sparse gradients
 _ordinals = itertools.count(1)  # for messages
 _owners: Any = WeakIdKeyDictionary()  # parameter -> weak reference to the exchange that has hooked it
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What the user asked ``DistributedOptimizer`` for; see there."""
-
-    naming: Naming
-    compression: Any
-    passes: int
-    op: Reduction
-    predivide: float
-    groups: int | Sequence[Sequence[torch.Tensor]] | None
-    sparse_as_dense: bool
-    process_set: ProcessSet
-    average_over_passes: bool
-    clip_norm: float | None
-    bucket_bytes: int | None
-    overlap: bool | str
 
 
 class GradientExchange:
@@ -85,11 +56,7 @@ class GradientExchange:
         self._optimizer = weakref.ref(optimizer)
         self._hooks: list[Any] = []
         self._slots: list[Slot] = []
-        # Names of parameters with sparse gradients, and how many of their dimensions are sparse.
-        self._sparse_dims: dict[str, int] | None = None
-        self._sparse_here: dict[str, int] = {}
-        if isinstance(optimizer, torch.optim.SparseAdam) and not settings.sparse_as_dense:
-            self._sparse_dims = {name: 1 for name, _ in settings.naming.names(optimizer)}
+        self._sparse = SparseGradients(optimizer, settings)
         self._task = -1
         self._end_of_backward: Any = None  # a weak reference to what autograd calls then; it dies with its graph task
         self._reductions = 0
@@ -109,9 +76,8 @@ class GradientExchange:
             if (old := previous.get(id(slot.parameter))) is not None:
                 slot.passes, slot.reduced = old.passes, old.reduced
             self._hook(slot)
-        by_rows = (self._sparse_dims or {}) if self._exchanges_rows else {}
-        self._rows = [slot for slot in self._slots if slot.name in by_rows]
-        self._dense = [slot for slot in self._slots if slot.name not in by_rows]
+        self._rows = [slot for slot in self._slots if self._sparse.goes_as_rows(slot.name)]
+        self._dense = [slot for slot in self._slots if not self._sparse.goes_as_rows(slot.name)]
         self._states = [ParameterState(optimizer, slot.parameter) for slot in self._dense]
         first = f": {self._dense[0].name}, ..." if self._dense else ""
         self._buckets = self._make_buckets(f"optimizer {self._ordinal} ({type(optimizer).__name__}{first})")
@@ -312,11 +278,12 @@ class GradientExchange:
             for slot in taken:
                 slot.passes, slot.handed_over = 0, False
         # Only now: after an error, no rows of this rank must wait for those of others.
-        handles = [self._start_rows(slot, passes) for slot in self._rows]
-        new_rows = self._find_sparse()
+        handles = [self._sparse.start(slot, self._weight(slot, passes)) for slot in self._rows]
+        new_rows = self._sparse.agree()
         for slot, was_used in zip(self._dense, used, strict=True):
             if was_used and not slot.released:
-                self._expose(slot)
+                slot.reduced = True
+                self._sparse.expose(slot)
         for slot, handle in zip(self._rows, handles, strict=True):
             rows = handle()
             slot.parameter.grad = rows if rows._nnz() else None
@@ -340,57 +307,10 @@ class GradientExchange:
 
     def _take(self, slot: Slot, weight: float) -> None:
         if slot.parameter.grad.is_sparse:
-            self._sparse_here[slot.name] = slot.parameter.grad.sparse_dim()
+            self._sparse.seen[slot.name] = slot.parameter.grad.sparse_dim()
         slot.take(weight)
 
     def _weight(self, slot: Slot, passes: int) -> float:
         if slot.reduced and slot.passes == 0:
             return self._share
         return 1.0 / passes if self._settings.average_over_passes and passes > 1 else 1.0
-
-    def _expose(self, slot: Slot) -> None:
-        slot.reduced = True
-        sparse_dim = (self._sparse_dims or {}).get(slot.name)
-        if sparse_dim is not None and not isinstance(self._optimizer(), _DENSE_ONLY):
-            slot.expose_rows(sparse_dim)
-        else:
-            slot.expose()
-
-    # --- sparse gradients ----------------------------------------------------------------------------------------
-
-    @property
-    def _exchanges_rows(self) -> bool:
-        dense_only = isinstance(self._optimizer(), _DENSE_ONLY)
-        return not (self._settings.sparse_as_dense or dense_only or self._settings.compression is not None)
-
-    def _find_sparse(self) -> bool:
-        """Collective, after the first reduction: which gradients are sparse. True when the plan changes by that.
-
-        That first time they went as dense ones, since a rank that had none could not know.
-        """
-        if self._sparse_dims is not None:
-            return False
-        found = allgather_object(self._sparse_here, process_set=self._settings.process_set)
-        self._sparse_dims = {name: dim for here in found for name, dim in here.items()}
-        everyone = len(found) == self._settings.process_set.size()  # a rank that has joined makes no plans
-        return bool(self._sparse_dims) and self._exchanges_rows and everyone
-
-    def _start_rows(self, slot: Slot, passes: int) -> Follow:
-        """Gather the rows of a sparse gradient; a rank that has none takes part with no rows."""
-        grad = slot.parameter.grad
-        sparse_dim = (self._sparse_dims or {}).get(slot.name, 1)
-        if grad is None:
-            grad = _no_rows(slot.parameter, sparse_dim)
-        elif not grad.is_sparse:
-            grad = grad.to_sparse(sparse_dim)
-        weight = self._weight(slot, passes)
-        return sparse_allreduce_async(
-            grad if weight == 1.0 else grad * weight, f"{slot.name}.rows", self._settings.op,
-            self._settings.process_set,
-        )
-
-
-def _no_rows(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
-    indices = torch.empty(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
-    values = parameter.new_empty(0, *parameter.shape[sparse_dim:], requires_grad=False)
-    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)

@@ -15,8 +15,9 @@ from horo_lite.errors import ArgumentError, ArgumentTypeError
 from horo_lite.functions import Adasum, Average, Sum
 from horo_lite.interfaces import Reduction
 from horo_lite.torch.adasum import AdasumExchange
-from horo_lite.torch.gradients import GradientExchange, Settings
+from horo_lite.torch.gradients import GradientExchange
 from horo_lite.torch.names import Naming
+from horo_lite.torch.settings import Settings
 from horo_lite.torch.wrapper import check_passes, wrap
 
 

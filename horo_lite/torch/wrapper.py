@@ -17,8 +17,9 @@ import torch
 
 from horo_lite.functions import Average, allreduce
 from horo_lite.torch.adasum import AdasumExchange
-from horo_lite.torch.gradients import GradientExchange, Settings
+from horo_lite.torch.gradients import GradientExchange
 from horo_lite.torch.loss_scaling import overflowed, unscale
+from horo_lite.torch.settings import Settings
 
 _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
