@@ -15,6 +15,7 @@ from horo_lite.errors import ArgumentError
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
+_FIRST_FACTOR = 3
 
 
 def _boolean(text: str) -> bool:
@@ -151,6 +152,18 @@ class Config:
         "cut or delay.", _fault,
     )
     test_device: str = setting("cpu", "HORO_LITE_TEST_DEVICE", "The device on which the test-suite puts its tensors.")
+
+    @property
+    def first_stall_limits_s(self) -> tuple[float, float]:
+        """Until a warning and until the end for what waits for imports, compilers and caches of other ranks.
+
+        A limit that was set is taken at its word.
+        """
+        warn_s, abort_s = (
+            _FIRST_FACTOR * limit if limit == default else limit
+            for limit, default in ((self.stall_warn_s, Config.stall_warn_s), (self.stall_abort_s, Config.stall_abort_s))
+        )
+        return warn_s, abort_s
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Config:

@@ -6,12 +6,14 @@ DataLoader; versions or settings that differ between hosts; more threads than co
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
+import signal
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from horo_lite.config import Config, Launch, forget_launcher, mark_rank
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from horo_lite.transport.topology import Topology
 
 _World = TypeVar("_World")
+_TIMER = signal.ITIMER_REAL
 _MUST_AGREE = ("algorithm", "bucket_bytes", "chunk_elements", "segment_bytes", "shared_memory", "cuda_aware")
 """Settings from which each rank derives, by itself, what the others send."""
 
@@ -82,15 +85,41 @@ def _is_socket(descriptor: int) -> bool:
 
 def init_waits_until_every_process_has_called_it(launch: Launch, config: Config, start: Callable[[], _World]) -> _World:
     """Start MPI. Its libraries wait for all processes and let no Python run meanwhile, so that where one of them never
-    comes only a timer in C can speak: it prints the stack, in which the name of this function is the message.
+    comes only timers in C can speak: they print the stack, in which the name of this function is the message. The
+    second one ends the process, and with it the job.
     """
-    if launch.announced == 1 or not config.stall_warn_s:
+    if launch.announced == 1:
         return start()
-    faulthandler.dump_traceback_later(config.stall_warn_s, file=2)
+    _, abort_s = config.first_stall_limits_s
+    with _stack_after(config.stall_warn_s), _killed_after(abort_s):
+        return start()
+
+
+@contextlib.contextmanager
+def _stack_after(seconds: float) -> Iterator[None]:
+    if not seconds:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, file=2)
     try:
-        return start()
+        yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def _killed_after(seconds: float) -> Iterator[None]:
+    """By SIGALRM, whose default it is to end a process; a program that uses it for something else keeps it."""
+    if not seconds or signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL or any(signal.getitimer(_TIMER)):
+        yield
+        return
+    faulthandler.register(signal.SIGALRM, file=2, chain=True)
+    signal.setitimer(_TIMER, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(_TIMER, 0)
+        faulthandler.unregister(signal.SIGALRM)
 
 
 # --- Once MPI has told the size of the world -----------------------------------------------------------------------

@@ -313,6 +313,10 @@ class MPIWorld:
         """End all processes of the job now."""
         self._mpi.COMM_WORLD.Abort(code)
 
+    def finalize(self) -> None:
+        """Collective: MPI is gone afterwards."""
+        self._mpi.Finalize()
+
     def close(self) -> None:
         """Collective: give the communicator back; MPI itself stays initialised."""
         if not self._mpi.Is_finalized():

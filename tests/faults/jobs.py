@@ -28,6 +28,13 @@ def until_said():  # be late until the test has seen what it awaits
 reduce("warm-up")
 """
 
+LAUNCHER_GOES_ON = """
+import os, time
+if os.fork():  # what the launcher sees: a process that lives, and keeps its connection open
+    os.wait()
+    time.sleep(60)
+"""
+
 STALL = {"HORO_LITE_STALL_WARN_S": "1", "HORO_LITE_STALL_ABORT_S": "3"}
 
 

@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.faults.jobs import PREAMBLE, assert_bad_end, assert_good_end, assert_says, job, tagged
+from tests.faults.jobs import (
+    LAUNCHER_GOES_ON,
+    PREAMBLE,
+    assert_bad_end,
+    assert_good_end,
+    assert_says,
+    job,
+    tagged,
+)
 from tests.launch import SCALE, MpiJob, wait_until
 
 
@@ -88,7 +96,15 @@ FAULTS = {
     "SIGKILL": Fault("os.kill(os.getpid(), signal.SIGKILL)", ()),
     "segmentation fault": Fault("import ctypes; ctypes.string_at(8)", ()),
     "abort in C": Fault("os.abort()", ()),
-    "os._exit": Fault("os._exit(3)", ()),
+    "os._exit": Fault("os._exit(3)", (r"\[rank 1\] left by os\._exit\(3\), at",), 3),
+    "os._exit(0) while others wait": Fault("os._exit(0)", (r"\[rank 1\] left by os\._exit\(0\), at",), 1),
+    "os._exit in a thread": Fault(
+        "threading.Thread(target=os._exit, args=(0,)).start(); time.sleep(60)", (r"\[rank 1\] left by os\._exit",), 1
+    ),
+    "os._exit after shutdown": Fault(
+        "threading.Thread(target=hvd.shutdown, daemon=True).start(); time.sleep(1); os._exit(3)",
+        (r"\[rank 1\] left by os\._exit\(3\)",), 3,
+    ),
     "failure in the transport": Fault("reduce('x')", ("injected",)),
     "no standard error": Fault("sys.stderr = None; raise ValueError('seen')", (r"\[rank 1\] ValueError: seen",), 1),
     "closed standard error": Fault("sys.stderr.close(); os.close(2); raise ValueError('unseen')", (), 1),
@@ -120,7 +136,8 @@ FAULTS = {
         "raise ValueError('seen by both')", ("my hook: seen by both", r"\[rank 1\] ValueError: seen by both")
     ),
 }
-ALSO_ON_OPEN_MPI = {"exception", "exception in a thread", "sys.exit with a number", "SIGTERM", "SIGKILL", "os._exit"}
+ALSO_ON_OPEN_MPI = {"exception", "exception in a thread", "sys.exit with a number", "SIGTERM", "SIGKILL", "os._exit",
+                    "os._exit(0) while others wait"}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +159,14 @@ def test_a_failing_rank_ends_the_job(name):
         assert tagged(done)[-1].startswith("[rank 1]"), "the rank that failed has the last word"
 
 
+@pytest.mark.openmpi
+@pytest.mark.parametrize("where", ["time.sleep(60)", "reduce('x')", "pass"], ids=["idle", "waiting", "at its end"])
+def test_a_rank_that_vanishes_unseen_by_the_launcher_is_missed_by_its_neighbour(where):
+    body = f"if rank == 1:\n    time.sleep(0.5)\n    os.kill(os.getpid(), signal.SIGKILL)\n{where}"
+    done = job(body, ranks=3, preamble=LAUNCHER_GOES_ON + PREAMBLE)
+    assert_bad_end(done, r"\[rank 0\] rank 1 \(process \d+ of this node\) has vanished", "out of memory")
+
+
 def test_all_ranks_failing_at_once_end_the_job():
     assert_bad_end(job("raise ValueError(f'on rank {rank}')", ranks=4), r"ValueError: on rank \d")
 
@@ -157,6 +182,9 @@ def test_the_same_with_mpi_initialised_by_the_program():
     pytest.param("hvd.shutdown()\nfrom mpi4py import MPI\nMPI.Finalize()", id="shut down, then finalised"),
     pytest.param("import atexit\natexit.register(lambda: print(rank))\nsys.exit(0)", id="sys.exit(0)"),
     pytest.param("reduce('x')\nfrom mpi4py import MPI\nsys.exit(256)", id="sys.exit(256), which a system sees as 0"),
+    pytest.param(
+        "reduce('x')\nhvd.shutdown()\nos._exit(0) if rank else time.sleep(1)", id="os._exit(0) after shutdown"
+    ),
     pytest.param("import atexit\natexit.register(lambda: 1 / 0)\nreduce('x')", id="an error in an exit hook"),
     pytest.param("import atexit\natexit.register(lambda: reduce('y'))", id="an operation in an exit hook"),
     pytest.param("try:\n    1 / 0\nexcept ZeroDivisionError:\n    pass\nreduce('x')", id="an error caught"),

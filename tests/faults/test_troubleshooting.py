@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.faults.jobs import PREAMBLE, STALL, job
+from tests.faults.jobs import LAUNCHER_GOES_ON, PREAMBLE, STALL, job
 from tests.launch import ROOT, run_ranks
 
 HEADINGS = re.findall(r"^### `(.*)`$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -67,6 +67,10 @@ PROVOKED = {
     "The job ends now (HORO_LITE_STALL_ABORT_S is over; 0 is never)": (SLEEPS, {"env": STALL}),
     "ended by SIGTERM, while at": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", {}),
     "left with exit status …": ("sys.exit(3)", {}),
+    "left by os._exit(…), at": ("os._exit(0) if rank else reduce('x')", {}),
+    "rank … (process … of this node) has vanished without a word": (
+        "os.kill(os.getpid(), signal.SIGKILL) if rank else reduce('x')", {"preamble": LAUNCHER_GOES_ON + PREAMBLE}
+    ),
     "DisagreementError: tensor …: mismatched …: rank 0: …; rank 1: …": ("hvd.allreduce(np.ones(4 + rank))", {}),
     "DisagreementError: init(): ranks have different …": ("", {"preamble": BY_RANK + PREAMBLE}),
     "ranks are out of step": (OUT_OF_STEP, {}),

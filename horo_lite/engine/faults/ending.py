@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from horo_lite.engine.faults.stacks import python_stack
 from horo_lite.log import write_tagged
@@ -25,6 +25,7 @@ from horo_lite.log import write_tagged
 _FORWARD_S = 0.1  # launchers drop what a rank has printed but they have not read yet when a job is aborted
 _ABORT_S = 5.0  # MPI_Abort itself may hang on a network that is cut
 _ANNOUNCED_S = 0.5  # launchers end the other ranks by SIGTERM when one fails; its announcement is there first
+_exit_process = os._exit  # as Python made it
 
 
 class Job(Protocol):
@@ -39,6 +40,10 @@ class Job(Protocol):
         """End all processes of the job."""
         ...
 
+    def finalize(self) -> None:
+        """Finalise MPI in its own time, once all ranks do."""
+        ...
+
 
 class Ending:
     """Ends the job in place of this process alone.
@@ -48,6 +53,7 @@ class Ending:
 
     Attributes:
         announce: lets the other ranks know that this one ends the job.
+        awaited: other ranks count on this one, between ``init()`` and ``shutdown()``.
         other_failed: set when another rank has done so.
     """
 
@@ -55,6 +61,7 @@ class Ending:
         self.job = job
         self.rank = rank
         self.announce: Callable[[], None] = lambda: None
+        self.awaited = True
         self.other_failed = threading.Event()
         self._earlier = getattr(sys, "last_value", None)
         self._pid = os.getpid()
@@ -67,6 +74,7 @@ class Ending:
         sys.excepthook = self._on_exception
         threading.excepthook = self._on_thread_exception
         sys.exit = self._wrapped(sys.exit)  # type: ignore[assignment]
+        os._exit = self._exit_at_once
         for name in ("exit", "quit"):  # absent under python -S
             if hasattr(builtins, name):
                 setattr(builtins, name, self._wrapped(getattr(builtins, name)))
@@ -92,7 +100,7 @@ class Ending:
             time.sleep(_FORWARD_S)
         finally:
             self.job.abort(code)
-            os._exit(code)
+            _exit_process(code)
 
     def leave_failed(self) -> None:
         """The program has come to its end: by an exception, where a hook was set over ours and has not called it."""
@@ -103,7 +111,7 @@ class Ending:
     def leave_orphaned(self) -> None:
         """The launcher is gone, and MPI with it."""
         write_tagged(self.rank, "the process that started this rank has ended, so the rank ends too")
-        os._exit(1)
+        _exit_process(1)
 
     # --- what Python calls ---------------------------------------------------------------------------------------
 
@@ -113,7 +121,7 @@ class Ending:
         if not self.in_charge or self._excepthook is not sys.__excepthook__:
             self._excepthook(kind, error, trace)
         if os.getpid() != self._pid:
-            os._exit(1)  # an ordinary end of a forked child would finalise the MPI of its parent
+            _exit_process(1)  # an ordinary end of a forked child would finalise the MPI of its parent
         if self.in_charge:
             code = 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
             self.fail("".join(traceback.format_exception(kind, error, trace)), code)
@@ -136,7 +144,7 @@ class Ending:
             os.kill(os.getpid(), number)
             return
         if self.other_failed.wait(_ANNOUNCED_S):  # its traceback shall be the last
-            os._exit(128 + number)
+            _exit_process(128 + number)
         name = signal.Signals(number).name
         self.fail(f"ended by {name}, while at (innermost call last):\n{python_stack(frame)}", 128 + number)
 
@@ -149,6 +157,16 @@ class Ending:
 
         exit_.__doc__ = leave.__doc__
         return exit_
+
+    def _exit_at_once(self, status: int) -> NoReturn:
+        """In place of ``os._exit``, after which MPICH's launcher kills the other ranks and reports success."""
+        if self.in_charge:
+            code = status & 0xFF
+            if code or self.awaited:
+                stack = python_stack(sys._getframe(1))
+                self.fail(f"left by os._exit({status}), at (innermost call last):\n{stack}", code or 1)
+            self.job.finalize()
+        _exit_process(status)
 
     def leave(self, status: object, stack: str) -> None:
         """Nobody has caught a ``sys.exit``: a status that tells of a failure ends the job."""
@@ -187,7 +205,7 @@ class _Exit(SystemExit):
 
 def _exit_later(code: int) -> None:
     time.sleep(_ABORT_S)
-    os._exit(code)
+    _exit_process(code)
 
 
 _ending: Ending | None = None
@@ -199,5 +217,5 @@ def install(job: Job, rank: int) -> Ending:
     if _ending is None or not _ending.in_charge:
         _ending = Ending(job, rank)
         _ending.install()
-    _ending.job, _ending.rank = job, rank
+    _ending.job, _ending.rank, _ending.awaited = job, rank, True
     return _ending

@@ -8,10 +8,9 @@ that waits in vain is reported with what the missing ranks are doing. A rank tha
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from horo_lite.config import Config
@@ -20,6 +19,7 @@ from horo_lite.engine.faults import stacks
 from horo_lite.engine.faults.channel import Channel, Note
 from horo_lite.engine.faults.ending import Ending
 from horo_lite.engine.faults.inquiry import Answer, Inquiry, Subject
+from horo_lite.engine.faults.neighbour import Neighbour, processes_within_reach
 from horo_lite.engine.faults.parent import Parent, die_with_launcher
 from horo_lite.engine.handles import JOIN_NAME, Pending
 from horo_lite.log import logger
@@ -30,7 +30,7 @@ _TICK_S = 0.25
 _ENDING_TICK_S = 2e-3
 _ANSWER_S = 2.0
 _DEFER_S = 5.0  # how long the first waiting rank is left to end the job for all
-_FIRST_FACTOR = 3  # the first operation waits for compilers and caches
+_VANISHED_S = 1.0  # an orderly end is known here so soon after the first rank has made it
 
 
 class WatchedLane(Protocol):
@@ -65,8 +65,7 @@ class Watch:
         lanes: what is watched now.
         moves: a number that changes whenever any operation of this process gets on.
         channel: None where MPI does not let several threads in: then ranks know of themselves only.
-        pids: the process of each rank, by rank.
-        neighbours: the ranks of this node.
+        processes: of the ranks of this node, by rank.
     """
 
     def __init__(
@@ -77,8 +76,7 @@ class Watch:
         ending: Ending,
         config: Config,
         size: int,
-        pids: Sequence[int],
-        neighbours: Sequence[int],
+        processes: Mapping[int, int],
     ) -> None:
         self.busy = 0
         self._lanes = lanes
@@ -87,9 +85,9 @@ class Watch:
         self._ending = ending
         self._rank = ending.rank
         self._size = size
-        self._pids = pids
-        self._neighbours = neighbours
+        self._processes = processes
         self._parent = Parent()
+        self._neighbour = Neighbour(self._rank, processes)
         self._stalls: dict[tuple[int, str, float], Stall] = {}
         self._last_moves = 0
         self._looks = True
@@ -98,10 +96,7 @@ class Watch:
         self._wake = threading.Event()
         self._over = threading.Event()
         self._warn_s, self._abort_s = config.stall_warn_s, config.stall_abort_s
-        self._first_warn_s, self._first_abort_s = (
-            _FIRST_FACTOR * limit if limit == default else limit  # a limit that was set is taken at its word
-            for limit, default in ((self._warn_s, Config.stall_warn_s), (self._abort_s, Config.stall_abort_s))
-        )
+        self._first_warn_s, self._first_abort_s = config.first_stall_limits_s
         self._answering: dict[str, Callable[[int, Note], None]] = {
             "question": self._on_question, "answer": self._on_answer, "dump": self._on_dump,
             "failed": self._on_failed, "farewell": self._on_farewell, "over": self._on_over,
@@ -127,7 +122,9 @@ class Watch:
         self._wake.set()
         self._over.wait()
         self._thread.join()
+        self._neighbour.close()
         self._ending.announce = lambda: None
+        self._ending.awaited = False
         if self._channel is not None:
             self._channel.close()
 
@@ -152,6 +149,7 @@ class Watch:
         if self._channel is not None:
             for peer, note in self._channel.receive():
                 self._answering[note["is"]](peer, note)
+        self._look_for_neighbour(now)
         if self._ended or not self._looks:
             return
         try:
@@ -159,6 +157,17 @@ class Watch:
         except Exception:  # noqa: BLE001  (training goes on; the others still want answers, and a farewell)
             self._looks = False
             logger.exception("the stall watch has failed; operations that wait in vain are no longer noticed")
+
+    def _look_for_neighbour(self, now: float) -> None:
+        """In an orderly end all ranks know that it is over before the first one is gone."""
+        gone_s = self._neighbour.gone_s(now)
+        if self._over.is_set() or gone_s < (_DEFER_S if self._ending.other_failed.is_set() else _VANISHED_S):
+            return
+        self._ending.fail(
+            f"rank {self._neighbour.rank} (process {self._neighbour.pid} of this node) has vanished without a word: "
+            "killed (often out of memory: see dmesg, or the limits of the container or batch job) or ended by code "
+            "in C. The job ends now.", 1,
+        )
 
     def _look_for_stalls(self, now: float) -> None:
         moves = self._moves()
@@ -226,8 +235,8 @@ class Watch:
         )
 
     def _request_dump(self, rank: int, inquiry: Inquiry) -> None:
-        if rank in self._neighbours:
-            stacks.request_dump(self._pids[rank])
+        if rank in self._processes:
+            stacks.request_dump(self._processes[rank])
         elif self._channel is not None:
             for other in inquiry.answers:
                 if other != self._rank:
@@ -269,8 +278,8 @@ class Watch:
                 stall.inquiry.answers[peer] = Answer(**{**fields, "pending": tuple(fields["pending"])})
 
     def _on_dump(self, peer: int, note: Note) -> None:
-        if note["rank"] in self._neighbours:
-            stacks.request_dump(self._pids[note["rank"]])
+        if note["rank"] in self._processes:
+            stacks.request_dump(self._processes[note["rank"]])
 
     def _on_failed(self, peer: int, note: Note) -> None:
         self._ending.other_failed.set()
@@ -301,5 +310,5 @@ def make_watch(engine: Engine, world: MPIWorld, ending: Ending, config: Config, 
     channel = Channel(world.transport()) if world.threads_multiple else None
     return Watch(
         lambda: engine.lanes, lambda: engine.moves, channel, ending, config, world.size,
-        world.allgather(os.getpid()), topology.local_ranks,
+        processes_within_reach(world.rank, topology.local_ranks, world.allgather),
     )
