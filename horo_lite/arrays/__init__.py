@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 
+from horo_lite.arrays.backend import Backend
 from horo_lite.arrays.casts import cast
 from horo_lite.arrays.flat import Flat, as_bytes, flat, plain_values, to_torch
-from horo_lite.arrays.kernels import ArrayKernel, Backend, check_supported, make_kernel
+from horo_lite.arrays.kernels import ArrayKernel, check_supported, make_kernel
 from horo_lite.arrays.numpy_backend import NumpyBackend
 from horo_lite.arrays.types import device_name, is_torch, item_bytes, numpy_dtype, type_name
 from horo_lite.interfaces import Reduction

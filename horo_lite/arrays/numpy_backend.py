@@ -43,7 +43,7 @@ class _Blocks(threading.local):
 
 
 class NumpyBackend:
-    """See ``kernels.Backend``."""
+    """See ``backend.Backend``."""
 
     block_elements = 1 << 15  # measured flat from 16 Ki to 128 Ki; torch casts it without threads
 

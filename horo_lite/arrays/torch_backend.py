@@ -18,7 +18,7 @@ from horo_lite.interfaces import Array, Reduction
 
 
 class TorchBackend:
-    """See ``kernels.Backend``; torch must be loaded.
+    """See ``backend.Backend``; torch must be loaded.
 
     Args:
         device: torch's name of the tensors' device.

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from horo_lite.interfaces import Array, Exchange, Native, Recv, Send, Wait
-from horo_lite.transport.simulator import (
+from horo_lite.transport.emulation import (
     DeadlockError,
     MessageMismatchError,
-    Program,
     carry_out_native,
     copy_bytes,
     snapshot,
 )
+from horo_lite.transport.simulator import Program
 
 
 class _Half:

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 
 from horo_lite.errors import HorovodInternalError, PeerLostError
 from horo_lite.interfaces import Array, Mailbox, Message, Native
-from horo_lite.transport.mailbox import ProbedMailbox
-from horo_lite.transport.simulator import (
+from horo_lite.transport.emulation import (
     MessageMismatchError,
     carry_out_native,
     copy_bytes,
     snapshot,
 )
+from horo_lite.transport.mailbox import ProbedMailbox
 
 
 class _Token:

@@ -21,9 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from horo_lite.errors import HorovodInternalError, PeerLostError
+from horo_lite.errors import PeerLostError
 from horo_lite.interfaces import (
     Array,
     Exchange,
@@ -31,23 +29,21 @@ from horo_lite.interfaces import (
     Kernel,
     Native,
     Recv,
-    Reduction,
     Schedule,
     Send,
     Wait,
+)
+from horo_lite.transport.emulation import (
+    DeadlockError,
+    MessageMismatchError,
+    carry_out_native,
+    copy_bytes,
+    snapshot,
 )
 from horo_lite.transport.network_model import NetworkModel
 
 Program = Callable[[int], "Schedule | None"]
 """Makes a rank's schedule; None for a rank that takes no part."""
-
-
-class DeadlockError(HorovodInternalError):
-    """No rank can go on: the message says which ranks wait for what."""
-
-
-class MessageMismatchError(HorovodInternalError):
-    """A message was received by nobody, or met a receive of another length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +78,7 @@ class _Half:
         self.posted_s = posted_s
         self.sends = sends
         self.done_s: float | None = None
-        self.arrival_s: float | None = (
-            None  # of an eager message that was sent before it was asked for
-        )
+        self.arrival_s: float | None = None  # of an eager message that was sent before it was asked for
         self.waiter: _Rank | None = None
 
     def describe(self) -> str:
@@ -107,29 +101,12 @@ class _Rank:
 
     def __init__(self, name: int, schedule: Schedule | None, clock: float) -> None:
         self.name = name
-        self.resume: Callable[[Any], Instruction] = (
-            schedule.send if schedule is not None else _ended
-        )
+        self.resume: Callable[[Any], Instruction] = schedule.send if schedule is not None else _ended
         self.clock = clock
-        self.instruction: Instruction | None = (
-            None  # fetched, but the others have to catch up first
-        )
+        self.instruction: Instruction | None = None  # fetched, but the others have to catch up first
         self.waits: Sequence[_Half] = ()
         self.missing = 0
         self.state = "runs" if schedule is not None else "finished"
-
-
-def copy_bytes(target: Array, source: Array) -> None:
-    """What a message does: bytes, whatever they mean to either side."""
-    if target.dtype == source.dtype:
-        target[:] = source
-    else:
-        target.view(np.uint8)[:] = source.view(np.uint8)
-
-
-def snapshot(buffer: Array) -> Array:
-    """A copy, as an eager message takes it."""
-    return buffer.copy() if isinstance(buffer, np.ndarray) else buffer.clone()
 
 
 class Simulator:
@@ -192,9 +169,8 @@ class _Run:
         self.sent_bytes = [0] * size
         self.node = network.node_of(size)
         self.crossing_bytes = [0] * (max(self.node) + 1)
-        self.posted: dict[
-            int, deque[_Half]
-        ] = {}  # unmatched halves of a channel, all sends or all receives
+        # Unmatched halves by channel (sender and receiver as one number): all sends or all receives.
+        self.posted: dict[int, deque[_Half]] = {}
         self.natives: list[tuple[_Rank, Native]] = []
         self.ready = [(rank.clock, rank.name) for rank in self.ranks if rank.state == "runs"]
         heapq.heapify(self.ready)
@@ -243,23 +219,20 @@ class _Run:
             elif isinstance(instruction, Native):
                 self.enter_native(rank, instruction)
                 return
-            else:
-                if isinstance(instruction, Exchange):
-                    incoming = self.post(rank, instruction.incoming, instruction.src, False)
-                    tokens: Sequence[_Half] = (
-                        incoming,
-                        self.post(rank, instruction.outgoing, instruction.dst, True),
-                    )
-                elif isinstance(instruction, Wait):
-                    tokens = instruction.tokens
-                else:
-                    raise TypeError(
-                        f"rank {rank.name} yielded {instruction!r}, which is no instruction"
-                    )
-                if not self.wait(rank, tokens):
-                    return
+            elif self.wait(rank, self.tokens(rank, instruction)):
                 reply = None
+            else:
+                return
             instruction = None
+
+    def tokens(self, rank: _Rank, instruction: Wait | Exchange) -> Sequence[_Half]:
+        """What a Wait or an Exchange waits for."""
+        if isinstance(instruction, Wait):
+            return instruction.tokens
+        if isinstance(instruction, Exchange):
+            incoming = self.post(rank, instruction.incoming, instruction.src, False)
+            return incoming, self.post(rank, instruction.outgoing, instruction.dst, True)
+        raise TypeError(f"rank {rank.name} yielded {instruction!r}, which is no instruction")
 
     def wait(self, rank: _Rank, tokens: Sequence[_Half]) -> bool:
         """Move the clock to the end of all tokens, or let the last of them wake the rank."""
@@ -395,30 +368,6 @@ def _describe(rank: _Rank) -> str:
     if rank.state == "runs" and waits:
         return f"rank {rank.name} waits for {' and '.join(waits)}"
     return f"rank {rank.name} is {rank.state}"
-
-
-_NATIVE_UFUNC = {
-    Reduction.SUM: np.add,
-    Reduction.MIN: np.minimum,
-    Reduction.MAX: np.maximum,
-    Reduction.PRODUCT: np.multiply,
-}
-
-
-def carry_out_native(members: Sequence[tuple[int, Native]]) -> None:
-    """What the MPI library does with one Native instruction of every rank."""
-    natives = [native for _, native in sorted(members, key=lambda member: member[0])]
-    first = natives[0]
-    if first.operation == "broadcast":
-        for native in natives:
-            if native is not natives[first.root]:
-                native.buffer[:] = natives[first.root].buffer
-        return
-    combined = _NATIVE_UFUNC[first.reduction].reduce(
-        [np.asarray(native.buffer) for native in natives]
-    )
-    for native in natives:
-        native.buffer[:] = combined.astype(native.buffer.dtype)
 
 
 class _TimedKernel:

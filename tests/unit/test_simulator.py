@@ -11,14 +11,9 @@ import pytest
 from horo_lite.collectives import algorithm
 from horo_lite.errors import PeerLostError
 from horo_lite.interfaces import Exchange, Group, Recv, Schedule, Send, Wait
+from horo_lite.transport.emulation import DeadlockError, MessageMismatchError
 from horo_lite.transport.network_model import NetworkModel
-from horo_lite.transport.simulator import (
-    DeadlockError,
-    MessageMismatchError,
-    Outcome,
-    Program,
-    Simulator,
-)
+from horo_lite.transport.simulator import Outcome, Program, Simulator
 from tests.contracts.reference_kernel import ReferenceKernel
 
 NETWORK = NetworkModel(

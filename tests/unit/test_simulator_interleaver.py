@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from horo_lite.interfaces import Exchange, Recv, Schedule, Send, Wait
+from horo_lite.transport.emulation import DeadlockError, MessageMismatchError
 from horo_lite.transport.interleaver import Interleaver
-from horo_lite.transport.simulator import DeadlockError, MessageMismatchError
 
 SEEDS = range(50)
 

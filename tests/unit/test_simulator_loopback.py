@@ -7,8 +7,8 @@ import pytest
 
 from horo_lite.errors import HorovodInternalError, PeerLostError
 from horo_lite.interfaces import Message, Native, Reduction
+from horo_lite.transport.emulation import MessageMismatchError
 from horo_lite.transport.loopback import LoopbackNetwork
-from horo_lite.transport.simulator import MessageMismatchError
 
 
 def pair(**options: object) -> tuple[LoopbackNetwork, list]:
