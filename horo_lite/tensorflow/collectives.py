@@ -10,7 +10,7 @@ allreduce      allreduce(dy), with the same op and factors
 allgather      this rank's rows of allreduce(dy, Average)
 broadcast      allreduce(dy, Average) on the root, zero elsewhere
 alltoall       alltoall(dy), with the received splits
-reducescatter  allgather(dy), times the number of ranks for Sum
+reducescatter  allgather(dy), times the number of ranks for Sum, times the factors
 =============  ==========================================================================================
 
 ``device_dense``, ``device_sparse`` and ``ignore_name_scope`` are accepted for Horovod's sake: exchanges are made in
@@ -39,12 +39,20 @@ def _name(name: str | None, kind: str) -> str | None:
     return name if name is not None or tf.executing_eagerly() else graph_name(kind)
 
 
+def _gradient_name(name: str | None, suffix: str = "") -> str | None:
+    return None if name is None else f"{name}.gradient{suffix}"
+
+
 def _dense(tensor: Any) -> tf.Tensor:
     return tf.convert_to_tensor(tensor)
 
 
 def _same(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
     return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def _one(handle: Any) -> list[Any]:
+    return [functions.synchronize(handle)]
 
 
 def _differentiable(
@@ -96,7 +104,7 @@ def allreduce(
         return _allreduce_slices(tensor, reduction, prescale_factor, postscale_factor, name, process_set)
     results = _allreduce_dense(
         [_dense(tensor)], compression, reduction, prescale_factor, postscale_factor,
-        _name(name, "allreduce"), process_set, False,
+        _name(name, "allreduce"), process_set,
     )
     return results[0]
 
@@ -123,7 +131,7 @@ def grouped_allreduce(
     if dense:
         reduced = _allreduce_dense(
             [_dense(tensors[i]) for i in dense], compression, reduction, prescale_factor, postscale_factor,
-            _name(name, "allreduce"), process_set, True,
+            _name(name, "allreduce"), process_set,
         )
         for i, tensor in zip(dense, reduced, strict=True):
             results[i] = tensor
@@ -143,7 +151,6 @@ def _allreduce_dense(
     postscale: float,
     name: str | None,
     process_set: ProcessSet,
-    grouped: bool,
 ) -> list[tf.Tensor]:
     compressor = for_tensorflow(compression)
 
@@ -155,13 +162,11 @@ def _allreduce_dense(
         return exchange(inputs, start, functions.synchronize, _same(inputs), "allreduce")
 
     def backward(*gradients: tf.Tensor) -> list[tf.Tensor]:
-        label = None if name is None else f"{name}.gradient"
         return _allreduce_dense(
-            list(gradients), None, op, prescale, postscale, label, process_set, grouped
+            list(gradients), None, op, prescale, postscale, _gradient_name(name), process_set
         )
 
-    result = _differentiable(forward, backward, tensors)
-    return list(result)
+    return list(_differentiable(forward, backward, tensors))
 
 
 def _allreduce_slices(
@@ -222,12 +227,11 @@ def grouped_allgather(
         return exchange(inputs, start, functions.synchronize, gathered, "allgather")
 
     def backward(*gradients: tf.Tensor) -> list[tf.Tensor]:
-        suffix = "gradient" if label is None else f"{label}.gradient"
         reduced = _allreduce_dense(
-            list(gradients), None, Average, 1.0, 1.0, None if label is None else suffix, process_set, True
+            list(gradients), None, Average, 1.0, 1.0, _gradient_name(label), process_set
         )
         rows = tf.stack([tf.size(t) if t.shape.rank == 0 else tf.shape(t)[0] for t in dense])  # (tensors,)
-        all_rows = _gather_rows(rows, None if label is None else f"{suffix}.rows", process_set)  # (ranks, tensors)
+        all_rows = _gather_rows(rows, _gradient_name(label, ".rows"), process_set)  # (ranks, tensors)
         own = process_set.rank()
         return [
             tf.reshape(
@@ -246,10 +250,7 @@ def _gather_rows(rows: tf.Tensor, name: str | None, process_set: ProcessSet) -> 
     def start(arrays: list[Any]) -> Any:
         return functions.allgather_async(arrays[0][np.newaxis], name, process_set)
 
-    def finish(handle: Any) -> list[Any]:
-        return [functions.synchronize(handle)]
-
-    return exchange([rows], start, finish, [spec], "allgather")[0]
+    return exchange([rows], start, _one, [spec], "allgather")[0]
 
 
 # --- broadcast, alltoall, reducescatter --------------------------------------------------------------------------
@@ -273,15 +274,10 @@ def broadcast(
         return exchange([source], start, _one, _same([source]), "broadcast")[0]
 
     def backward(gradient: tf.Tensor) -> tf.Tensor:
-        suffix = None if label is None else f"{label}.gradient"
-        reduced = _allreduce_dense([gradient], None, Average, 1.0, 1.0, suffix, process_set, False)[0]
+        reduced = _allreduce_dense([gradient], None, Average, 1.0, 1.0, _gradient_name(label), process_set)[0]
         return reduced if current().rank == root_rank else tf.zeros_like(reduced)
 
     return _differentiable(forward, backward, [_dense(tensor)])
-
-
-def _one(handle: Any) -> list[Any]:
-    return [functions.synchronize(handle)]
 
 
 @do_not_convert
@@ -325,8 +321,7 @@ def _alltoall(
         output, received = forward(source, *parts)
 
         def backward(gradient: tf.Tensor, *_: Any) -> tf.Tensor:
-            suffix = None if label is None else f"{label}.gradient"
-            return _alltoall(gradient, received, suffix, process_set)[0]
+            return _alltoall(gradient, received, _gradient_name(label), process_set)[0]
 
         return (output, received), backward
 
@@ -384,10 +379,9 @@ def grouped_reducescatter(
         return exchange(inputs, start, functions.synchronize, scattered, "reducescatter")
 
     def backward(*gradients: tf.Tensor) -> list[tf.Tensor]:
-        suffix = None if label is None else f"{label}.gradient"
-        factor = _size(process_set) if op == Sum else 1
+        factor = prescale_factor * postscale_factor * (_size(process_set) if op == Sum else 1)
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
-        return grouped_allgather(scaled, suffix, process_set=process_set)
+        return grouped_allgather(scaled, _gradient_name(label), process_set=process_set)
 
     compress, decompress = _casts(compression)
     dense, contexts = zip(*[compress(_dense(tensor)) for tensor in tensors], strict=True)

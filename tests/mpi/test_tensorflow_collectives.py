@@ -125,6 +125,8 @@ def test_gradients_follow_horovods_table(hvd, mode):
             hvd.alltoall,
             lambda x: hvd.reducescatter(x, op=hvd.Sum),
             hvd.reducescatter,
+            lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0),
+            lambda x: hvd.reducescatter(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0),
         ):
             with tf.GradientTape() as tape:
                 tape.watch(x)
@@ -138,6 +140,7 @@ def test_gradients_follow_horovods_table(hvd, mode):
     by_rank = np.repeat((np.arange(size) + 1.0)[:, None], 2, 1)
     expected = [
         ones * total(hvd), ones * mean, ones * mean, ones * mean * (hvd.rank() == 0), by_rank, by_rank * size, by_rank,
+        ones * total(hvd) * 6, by_rank * size * 6,
     ]
     for value, wanted in zip(got, expected, strict=True):
         np.testing.assert_allclose(value, wanted)
