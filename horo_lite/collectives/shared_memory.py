@@ -60,6 +60,11 @@ def _resident_hierarchical_cost(work: Work) -> Cost:
 
 def _shared_cost(work: Work) -> Cost:
     """With staging areas of three segments."""
+    if work.size == 2:
+        pieces = segments_of(work.elements, 3 * work.segment_elements // 2)
+        n = pieces * -(-work.elements // pieces)
+        rounds = pieces + 1
+        return Cost(0, rounds, 0, combined=2 * n, copied=n, local_steps=rounds)
     pieces = segments_of(work.elements, work.segment_elements)
     rounds = _fences_cost(work.size, pieces + 2)
     part = pieces * -(-work.elements // (pieces * work.size))
@@ -149,9 +154,15 @@ def shared_allreduce(
     Steps: P + 2 fences of ceil(log2 N) empty messages. Sent: nothing. Beside the reduction each
     rank copies n (N - 1) / N elements in and n out. Wins on one node for all but the smallest
     messages.
+
+    Two ranks reduce each other's pieces whole, so that none is read back: one fence fewer, half an
+    area a piece, and n elements copied in are all the copies.
     """
     if group.size == 1:
         kernel.combine(buffer, (buffer,), last=True)
+        return
+    if group.size == 2:
+        yield from _shared_by_two(group, buffer, kernel, staging)
         return
     piece_elements = len(staging[group.index]) // 3
     pieces = segments_of(len(buffer), piece_elements)
@@ -188,29 +199,79 @@ def shared_allreduce(
     yield from dissemination_barrier(group)  # read
 
 
-def lay_out(group: Group, values: Array, areas: Sequence[Array], kernel: Kernel) -> None:
-    """Copy to this rank's own area what others will reduce: all but its own slice."""
+def _shared_by_two(
+    group: Group, buffer: Array, kernel: Kernel, staging: Sequence[Array]
+) -> Schedule:
+    """``shared_allreduce`` for two ranks.
+
+    A fence says that piece k was read by both, and that piece k+1 is ready: piece k+2 then takes the
+    area of piece k.
+    """
+    half_elements = len(staging[group.index]) // 2
+    pieces = segments_of(len(buffer), half_elements)
+    bounds = even_offsets(len(buffer), pieces)
+
+    def piece_of(k: int) -> tuple[Array, list[Array]]:
+        piece = buffer[bounds[k] : bounds[k + 1]]
+        start = k % 2 * half_elements
+        return piece, [area[start : start + len(piece)] for area in staging]
+
+    def copy_in(k: int) -> None:
+        piece, areas = piece_of(k)
+        kernel.copy(areas[group.index], piece)
+
+    copy_in(0)
+    yield from dissemination_barrier(group)  # ready
+    for k in range(pieces):
+        piece, areas = piece_of(k)
+        areas[group.index] = piece
+        kernel.combine(piece, areas, last=True)
+        if k + 1 < pieces:
+            copy_in(k + 1)
+        yield from dissemination_barrier(group)  # read, and the next one is ready
+
+
+def lay_out(
+    group: Group, values: Array, areas: Sequence[Array], kernel: Kernel, whole: bool = False
+) -> None:
+    """Copy to this rank's own area what others will reduce: all but its own slice, or the ``whole``."""
+    own = areas[group.index]
+    if whole:
+        kernel.copy(own, values)
+        return
     offsets = even_offsets(len(values), group.size)
     low, high = offsets[group.index], offsets[group.index + 1]
-    own = areas[group.index]
     kernel.copy(own[:low], values[:low])
     kernel.copy(own[high:], values[high:])
 
 
 def laid_out_allreduce(
-    group: Group, values: Array, target: Array, areas: Sequence[Array], kernel: Kernel
+    group: Group,
+    values: Array,
+    target: Array,
+    areas: Sequence[Array],
+    kernel: Kernel,
+    whole: bool = False,
 ) -> Schedule:
     """The rest of an all-reduce, once every member is known to have laid its values out.
 
     Args:
         target: where the result goes; it may be ``values``.
         areas: all members' areas in order, as long as the values.
+        whole: each member reduces everything by itself, and all do the same in the same order. A rank then
+            reads n N elements instead of n (2 N - 1) / N, and waits for nobody: the quicker way while a
+            fence takes longer than that.
 
-    Steps: 1 fence of ceil(log2 N) empty messages. Sent: nothing. How the members know is the *ready*
-    fence. In place of the *read* fence the next all-reduce, which has slices of other lengths, lies in
-    other areas: once every member is known to have laid that one out, all have ended this one, and
+    Steps: 1 fence of ceil(log2 N) empty messages, with ``whole`` none. Sent: nothing. How the members know is
+    the *ready* fence. In place of the *read* fence the next all-reduce, which has slices of other lengths,
+    lies in other areas: once every member is known to have laid that one out, all have ended this one, and
     its areas may serve the one after the next.
     """
+    if whole:
+        inputs = list(areas)
+        inputs[group.index] = values
+        kernel.combine(target, inputs, last=True)
+        return
     offsets = even_offsets(len(values), group.size)
     own = slice(offsets[group.index], offsets[group.index + 1])
     inputs = [area[own] for area in areas]

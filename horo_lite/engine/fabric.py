@@ -23,8 +23,9 @@ from horo_lite.interfaces import Array, Group, Reduction, Schedule, Transport
 from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import is_crowded
 
-_STAGING_BYTES = 3 << 20  # three pieces of 1 MiB, so that what one rank writes another finds in a cache
-_LAID_OUT_BYTES = 1 << 20
+_STAGING_BYTES = 3 << 20  # pieces of 1 MiB or a little more, so that what one rank writes another finds in a cache
+_LAID_OUT_BYTES = 4 << 20
+_LAID_OUT_SMALL_BYTES = 1 << 20  # where there is no room for that, as in a container with 64 MB
 _COORDINATED_BYTES = 128 << 10  # of values that go along with requests, from all ranks together
 _COORDINATED_FAR_BYTES = 64 << 10
 _TRAVELLING_FAR_BYTES = 8 << 10  # across nodes the coordinator's port is what is waited for
@@ -172,12 +173,7 @@ class Fabric:
     def _shared_allreduce(self, group: Group, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
         """Through the staging areas, which the first such all-reduce makes; by messages where memory is not shared."""
         if self._staging is None:
-            blocks = yield from shared_blocks(_STAGING_BYTES + 2 * _LAID_OUT_BYTES, self)
-            self._staging = [block.array("uint8", 0, _STAGING_BYTES) for block in blocks]
-            starts = (_STAGING_BYTES, _STAGING_BYTES + _LAID_OUT_BYTES) if blocks else ()
-            self.laid_out_areas = [
-                [block.array("uint8", start, _LAID_OUT_BYTES) for block in blocks] for start in starts
-            ]
+            yield from self._make_staging()
         if self._staging:
             areas = [area.view(buffer.dtype) for area in self._staging]
             self.stats.shared_bytes += self.shared_bytes(buffer)
@@ -187,6 +183,23 @@ class Fabric:
             yield from algorithm("allreduce", name)(
                 group, buffer, arithmetic, segment_elements=self._segment_elements(buffer)
             )
+
+    def _make_staging(self) -> Schedule:
+        """The staging areas and, behind each, two for values that are laid out; none where memory is not shared."""
+        wanted = (_LAID_OUT_BYTES, _LAID_OUT_SMALL_BYTES) if self.laid_out_bytes > 0 else (0,)
+        self._staging, self.laid_out_bytes = [], -1
+        for laid_out_bytes in wanted:
+            blocks = yield from shared_blocks(_STAGING_BYTES + 2 * laid_out_bytes, self)
+            if not blocks:
+                continue
+            self._staging = [block.array("uint8", 0, _STAGING_BYTES) for block in blocks]
+            if laid_out_bytes:
+                starts = (_STAGING_BYTES, _STAGING_BYTES + laid_out_bytes)
+                self.laid_out_bytes = laid_out_bytes
+                self.laid_out_areas = [
+                    [block.array("uint8", start, laid_out_bytes) for block in blocks] for start in starts
+                ]
+            return
 
     def adasum(
         self,

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from horo_lite.engine.named import NamedLane
 
 _CAPACITY = 1024
+_WHOLE_BYTES = 512 << 10
+"""Each member beyond two makes a rank that reduces everything read so much more than one that reduces a slice;
+up to here it takes less time than one more fence."""
 
 
 class _Plain:
@@ -90,6 +93,7 @@ class _LaidOut(_AllReduce):
 
     Attributes:
         areas: for each of two turns, the memory of all members.
+        whole: every member reduces everything.
     """
 
     mark = LAID_OUT
@@ -99,6 +103,7 @@ class _LaidOut(_AllReduce):
         self.areas = [
             [area[: self.dense_bytes].view(self.dtype) for area in areas] for areas in fabric.laid_out_areas
         ]
+        self.whole = (fabric.size - 2) * self.dense_bytes <= _WHOLE_BYTES
 
 
 class ShortWay:
@@ -239,8 +244,10 @@ class ShortWay:
         """The rest of an all-reduce whose values every member has laid out."""
         areas = known.areas[self._turn]
         self._turn = 1 - self._turn
-        self._instruments.stats.shared_bytes += self._fabric.shared_bytes(values)
-        return laid_out_allreduce(self._fabric.group, values, target, areas, known.kernel)
+        self._instruments.stats.shared_bytes += (
+            (self._size - 1) * known.dense_bytes if known.whole else self._fabric.shared_bytes(values)
+        )
+        return laid_out_allreduce(self._fabric.group, values, target, areas, known.kernel, known.whole)
 
     def _is_open(self, polls: int) -> bool:
         alone = self._size == 1
@@ -270,7 +277,7 @@ class ShortWay:
             now; or the operation, which the lane has taken over since other members are late.
         """
         if isinstance(known, _LaidOut):
-            lay_out(self._fabric.group, values, known.areas[self._turn], known.kernel)
+            lay_out(self._fabric.group, values, known.areas[self._turn], known.kernel, known.whole)
         if self._coordinator is not None:
             return self._collect(self._coordinator, known, header, values, make, polls)
         travelling = known if isinstance(known, _Travelling) else None
