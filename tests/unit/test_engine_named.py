@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from horo_lite.config import Config
-from horo_lite.engine import Handle, NamedLane, fabric, named
+from horo_lite.engine import Handle, NamedLane, fabric, named, sharing
 from horo_lite.engine.control import NUMBERED
 from horo_lite.engine.operations import AllGather, AllReduce, Broadcast, Join, Refusal
 from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
 from horo_lite.interfaces import Array, Reduction
+from horo_lite.transport.shared import NoRoomError
 from tests.unit.worlds import Lanes
 
 
@@ -262,3 +263,25 @@ def test_a_lost_peer_is_told_to_the_engine():
         for _ in range(10):
             lanes.named[0].progress()
             lanes.named[1].progress()
+
+
+@pytest.mark.usefixtures("uncrowded")
+@pytest.mark.parametrize(
+    ("room_bytes", "laid_out_bytes"), [(1 << 40, 4 << 20), (5 << 20, 1 << 20), (1 << 20, -1)]
+)
+def test_what_shared_memory_has_room_for_is_laid_out(monkeypatch, room_bytes, laid_out_bytes):
+    create = sharing.SharedBlock.create
+
+    def create_within(nbytes):
+        if nbytes > room_bytes:
+            raise NoRoomError("no room")
+        return create(nbytes)
+
+    monkeypatch.setattr(sharing.SharedBlock, "create", create_within)
+    lanes = Lanes(2, config=Config(cache_folder=""))
+    for elements in (20_000, 200_000, 400_000):
+        for _ in range(2):
+            for result in lanes.finish(*lanes.ask(lambda rank, n=elements: reduce(rank + 1, elements=n))):
+                assert result.tolist() == [3.0] * elements
+    assert {lane._fabric.laid_out_bytes for lane in lanes.named} == {laid_out_bytes}
+    assert {len(lane._fabric.laid_out_areas) for lane in lanes.named} == {2 if laid_out_bytes > 0 else 0}
