@@ -7,16 +7,16 @@ views hold the reduced gradients. The plan is agreed on once; a step negotiates,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from horo_lite.buckets import Bucket, BucketPlan, GradientSpec, common_fate, plan
+from horo_lite.bucket_reduction import BucketReduction
+from horo_lite.buckets import Bucket, BucketPlan, GradientSpec, plan
 from horo_lite.compression import Frozen, resolve
 from horo_lite.context import ProcessSet, current, global_process_set
 from horo_lite.engine.agree import agree_on_plan, gather_bytes, refuse_plan
-from horo_lite.engine.compressed import compressed
 from horo_lite.engine.memory import BucketMemory, keep_freed, private_memory, shared_memory
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
 from horo_lite.engine.planned import Place, PlannedOperation
@@ -107,8 +107,9 @@ class GradientBuckets:
                 self.views[slot.index] = view
                 self._bucket_of[slot.index] = bucket.index
         self._labels = [f"{label}, bucket {b.index} ({b.slots[0].spec.name}, ...)" for b in self._plan.buckets]
-        self._dense_bytes = [sum(slot.spec.nbytes for slot in b.slots) for b in self._plan.buckets]
-        self._reducers = [self._reducer(bucket) for bucket in self._plan.buckets]
+        self._reduction = BucketReduction(
+            self._plan, self._memory, self._fabric, self._op, self._scales, self._compressors, device
+        )
         self._used_anywhere = [False] * len(specs)
         self._reset()
 
@@ -239,6 +240,35 @@ class GradientBuckets:
         self._launched.append(operation)
         self._lane.submit(operation)
 
+    def _reduce(
+        self, bucket: Bucket, used: list[bool], states: Sequence[MutableMapping[str, Any]], failed: bool | None
+    ) -> Schedule:
+        """Schedule: one bucket. ``failed`` says how this rank's step went; None on a rank that has joined."""
+        used, fate = yield from self._reduction.schedule(bucket, used, states, failed)
+        if failed is not None and fate is not failed:
+            where = "this rank but not on all others" if failed else "another rank"
+            raise HorovodInternalError(
+                f"{self.label}: a backward pass failed midway on {where}, when some of its gradients were under way; "
+                "the gradients of this step are of no use on any rank"
+            )
+        for slot, is_used in zip(bucket.slots, used, strict=True):
+            self._used_anywhere[slot.index] = is_used
+
+    def _agree_on_order(self, step: int) -> PlannedOperation:
+        """After the first step: buckets go in the order in which they were complete on the first rank."""
+        rest = [index for index in range(len(self._plan.buckets)) if index not in self._completed]
+        order = np.array([*self._completed, *rest], np.int32)
+
+        def agree() -> Schedule:
+            yield from self._fabric.broadcast(order, 0)
+            self._order = [int(index) for index in order]
+
+        operation = PlannedOperation(
+            f"{self.label}: agreement on the order of buckets", Place(self.number, step, len(order)), agree
+        )
+        self._lane.submit(operation)
+        return operation
+
     def take_part(self, step: int, bucket: int) -> None:
         """For the lane, on a rank that has called ``join()``: submit a bucket of zeros."""
         if bucket == len(self._plan.buckets):
@@ -262,7 +292,7 @@ class GradientBuckets:
         finally:
             self.in_use = False
             self._memory.close()
-            self._reducers = []
+            self._reduction.close()
 
     def __del__(self) -> None:
         # Ranks with more data than this one go on, and once it has called join() it takes part in what they reduce.
@@ -272,82 +302,6 @@ class GradientBuckets:
             self._states = [{} for _ in self._states]  # these hold the model
             self._lane.keep(self)
 
-    # --- what happens to a bucket --------------------------------------------------------------------------------
-
-    def _reduce(
-        self, bucket: Bucket, used: list[bool], states: Sequence[MutableMapping[str, Any]], failed: bool | None
-    ) -> Schedule:
-        """Schedule: one bucket. ``failed`` says how this rank's step went; None on a rank that has joined."""
-        buffer = self._memory.mine[bucket.index]
-        dense_bytes = self._dense_bytes[bucket.index]
-        self._fabric.stats.dense_bytes += dense_bytes
-        if self._compressors is None:
-            self._fabric.stats.payload_bytes += dense_bytes
-        if self._compressors is not None:
-            yield from self._reduce_compressed(self._compressors[bucket.index], bucket, states)
-            used, fate = yield from self._gather_used(used, failed)
-        elif self._op is Reduction.ADASUM:
-            boundaries = (*(slot.start for slot in bucket.slots), bucket.used_start)
-            yield from self._fabric.adasum(
-                buffer[: bucket.used_start], bucket.type_name, boundaries, *self._scales, self._device
-            )
-            used, fate = yield from self._gather_used(used, failed)
-        else:
-            bucket.write_used(buffer, used, failed)
-            yield from self._reducers[bucket.index]()
-            used, fate = bucket.read_used(buffer)
-        if failed is not None and fate is not failed:
-            where = "this rank but not on all others" if failed else "another rank"
-            raise HorovodInternalError(
-                f"{self.label}: a backward pass failed midway on {where}, when some of its gradients were under way; "
-                "the gradients of this step are of no use on any rank"
-            )
-        for slot, is_used in zip(bucket.slots, used, strict=True):
-            self._used_anywhere[slot.index] = is_used
-
-    def _reducer(self, bucket: Bucket) -> Callable[[], Schedule]:
-        peers = None if self._memory.peers is None else self._memory.peers[bucket.index]
-        return self._fabric.bucket_reducer(
-            self._memory.mine[bucket.index], peers, bucket.type_name, self._op, *self._scales, self._device
-        )
-
-    def _reduce_compressed(
-        self, compressor: Compressor, bucket: Bucket, states: Sequence[MutableMapping[str, Any]]
-    ) -> Schedule:
-        views = [self.views[slot.index] for slot in bucket.slots]
-        prescale, postscale = self._scales
-        if prescale != 1.0:
-            for view in views:
-                view *= prescale
-        own_states = [states[slot.index] for slot in bucket.slots]
-        reduced = yield from compressed(compressor, views, own_states, self._fabric)
-        factor = postscale * (self._fabric.size if self._op is Reduction.SUM else 1)
-        for view, mean in zip(views, reduced.mean, strict=True):
-            view[:] = mean
-            if factor != 1.0:
-                view *= factor
-
-    def _gather_used(self, used: list[bool], failed: bool | None) -> Schedule:
-        """A small message of its own, where the used bits can't travel in the bucket."""
-        flags = np.array([*used, failed is True, failed is False], np.uint8)
-        yield from self._fabric.allreduce(flags, "uint8", Reduction.MAX, staged=False)[0]
-        *used, any_failed, any_succeeded = (bool(flag) for flag in flags)
-        return used, common_fate(any_failed, any_succeeded)
-
-    def _agree_on_order(self, step: int) -> PlannedOperation:
-        """After the first step: buckets go in the order in which they were complete on the first rank."""
-        rest = [index for index in range(len(self._plan.buckets)) if index not in self._completed]
-        order = np.array([*self._completed, *rest], np.int32)
-
-        def agree() -> Schedule:
-            yield from self._fabric.broadcast(order, 0)
-            self._order = [int(index) for index in order]
-
-        operation = PlannedOperation(
-            f"{self.label}: agreement on the order of buckets", Place(self.number, step, len(order)), agree
-        )
-        self._lane.submit(operation)
-        return operation
 
 
 def _planned(
