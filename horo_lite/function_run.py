@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from horo_lite import context, functions
 from horo_lite.engine.faults.parent import end_with_parent
 from horo_lite.errors import HorovodInternalError
 
@@ -62,18 +63,17 @@ def run(
 
 def _rank(folder: Path) -> None:
     """One rank: other hosts do not see the folder, so rank 0 reads and writes for all."""
-    import horo_lite as hvd  # the caller of ``run`` need not load MPI
-
-    hvd.init()
-    call = hvd.broadcast_object((folder / _CALL).read_bytes() if hvd.rank() == 0 else None, name="horo_lite.run.call")
-    hvd.shutdown()
+    context.init()
+    pickled = (folder / _CALL).read_bytes() if context.rank() == 0 else None
+    call = functions.broadcast_object(pickled, name="horo_lite.run.call")
+    context.shutdown()
     func, args, kwargs = cloudpickle.loads(call)
     result = func(*args, **kwargs)
-    hvd.init()
-    results = hvd.allgather_object(result, name="horo_lite.run.results")
-    if hvd.rank() == 0:
+    context.init()
+    results = functions.allgather_object(result, name="horo_lite.run.results")
+    if context.rank() == 0:
         (folder / _RESULTS).write_bytes(cloudpickle.dumps(results))
-    hvd.shutdown()
+    context.shutdown()
 
 
 if __name__ == "__main__":

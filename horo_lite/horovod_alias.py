@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from horo_lite import built, context, elastic, errors, functions
+from horo_lite import built, context, elastic, errors, function_run, functions
 
 _VERSION = "0.28.1"  # the interface that is offered
 
@@ -48,10 +48,6 @@ def _names(module: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names}
 
 
-def _run() -> Any:
-    return importlib.import_module("horo_lite").run  # type: ignore[attr-defined]
-
-
 def _contents() -> dict[str, dict[str, Any]]:
     """Horovod's modules that are made of names: their contents."""
     process_sets = _names(
@@ -74,7 +70,7 @@ def _contents() -> dict[str, dict[str, Any]]:
         "num_rank_is_power_2": lambda number: number > 0 and number & (number - 1) == 0,
     }
     return {
-        "horovod": {"__version__": _VERSION},
+        "horovod": {"__version__": _VERSION, "run": function_run.run},
         "horovod.common": {},
         "horovod.common.util": util,
         "horovod.common.exceptions": exceptions,
@@ -82,7 +78,7 @@ def _contents() -> dict[str, dict[str, Any]]:
         "horovod.common.basics": built_names,
         "horovod.common.elastic": _names(elastic, "ObjectState", "State", "run_fn"),
         "horovod.common.functions": _names(functions, "allgather_object", "broadcast_object"),
-        "horovod.runner": {},
+        "horovod.runner": {"run": function_run.run},
         "horovod.runner.common": {},
     }
 
@@ -104,11 +100,9 @@ def _split_list(values: Sequence[Any], parts: int) -> list[Sequence[Any]]:
 
 
 class _Horovod(ModuleType):
-    """``horovod.run`` appears when it is asked for, since the launcher needs more than training does."""
+    """A module of names that says of a missing one whose it is."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "run" and self.__name__ in ("horovod", "horovod.runner"):
-            return _run()
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} (it is horo_lite under that name)")
 
 

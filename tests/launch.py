@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from horo_lite.cli import launchers
+from horo_lite.cli import finding, launchers
 
 ROOT = Path(__file__).parent.parent
 SCALE = float(os.environ.get("HORO_LITE_TEST_TIMEOUT_SCALE", "1"))
@@ -53,7 +53,7 @@ def child_environment() -> dict[str, str]:
 @functools.cache
 def launcher() -> launchers.Launcher:
     """The launcher of the MPI that is installed beside this Python."""
-    return launchers.find_launcher()
+    return finding.find_launcher()
 
 
 class MpiJob:

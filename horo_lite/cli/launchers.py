@@ -1,59 +1,20 @@
 """What each MPI's launcher wants to hear: root, slots, binding and tags, one small class each.
 
-A launcher is chosen by the MPI library that mpi4py loads, which a child process tells, so that this process never
-initialises MPI; its ``mpirun`` is the one beside that library, checked by what it says of itself. To support another
-launcher, write a class with these four methods and add it to ``LAUNCHERS``.
+``finding`` chooses among them. To support another launcher, write a class with these methods and add it to
+``LAUNCHERS``.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from horo_lite.cli import machine
 from horo_lite.cli.hosts import Host
-from horo_lite.errors import LaunchError, MPIMissingError
-
-_ASK_S = 60.0
-"""How long a child may take to answer; a cold import from a network file system takes its time."""
-
-_ASK_LIBRARY = """
-import json, sys
-import mpi4py
-mpi4py.rc.initialize = False
-from mpi4py import MPI
-try:
-    names = [line.split()[-1] for line in open("/proc/self/maps") if "libmpi" in line]
-except OSError:
-    names = []
-version = MPI.Get_library_version().replace(chr(0), " ").strip()
-json.dump({"version": version, "paths": sorted(set(names)), "mpi4py": mpi4py.__version__}, sys.stdout)
-"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Library:
-    """The MPI library that mpi4py loads in this environment."""
-
-    version: str
-    """Its whole version text, several lines for some libraries."""
-    paths: tuple[str, ...]
-    """The files it was loaded from; empty where the system cannot tell."""
-    mpi4py: str
-
-    @property
-    def summary(self) -> str:
-        """Name and version in one line."""
-        lines = " ".join(line for line in self.version.splitlines()[:1])
-        return " ".join(lines.split(",")[0].split())
+from horo_lite.errors import LaunchError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,80 +217,3 @@ def _equal_slots(job: Job) -> int:
 
 
 LAUNCHERS: tuple[type[Launcher], ...] = (Hydra, IntelMPI, OpenMPI, OpenMPI4, Slurm)
-
-
-def find_library(python: str = sys.executable) -> Library:
-    """Ask a child process which MPI library mpi4py loads.
-
-    Raises:
-        MPIMissingError: none could be loaded; carries the loader's own words and what to install.
-    """
-    try:
-        answer = subprocess.run(
-            [python, "-c", _ASK_LIBRARY], capture_output=True, text=True, timeout=_ASK_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise MPIMissingError(f"{python} did not load the MPI library within {_ASK_S:.0f} s") from None
-    if answer.returncode != 0:
-        cause = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]
-        raise MPIMissingError(
-            f"no MPI library could be loaded ({cause[0]}). Install one: pip install 'horo_lite[mpi]', or load your "
-            "site's MPI module"
-        )
-    fields = json.loads(answer.stdout.splitlines()[-1])  # a communication library may have printed lines before
-    return Library(fields["version"], tuple(fields["paths"]), fields["mpi4py"])
-
-
-def find_launcher(library: Library | None = None, name: str | None = None) -> Launcher:
-    """The launcher that belongs to the installed MPI, or the one called ``name``.
-
-    Raises:
-        LaunchError: none was found, or the ones found belong to another MPI; lists where was looked.
-        MPIMissingError: no MPI library could be loaded.
-    """
-    if name == Slurm.name:
-        return _first_program([Slurm], _search_path(()), "srun")
-    library = library or find_library()
-    kinds = [kind for kind in LAUNCHERS if library.version.startswith(kind.library) and kind.library]
-    if name is not None:
-        kinds = [kind for kind in kinds if kind.name == name]
-    if not kinds:
-        known = ", ".join(sorted({kind.name for kind in LAUNCHERS}))
-        wanted = f"launcher {name!r} was asked for" if name else "no launcher is known for it"
-        raise LaunchError(f"the MPI library is {library.summary}; {wanted}. Known launchers: {known}")
-    return _first_program(kinds, _search_path(library.paths), library.summary)
-
-
-def _search_path(library_files: Sequence[str]) -> list[str]:
-    """Folders in which to look: beside this Python, beside the MPI library, then PATH."""
-    folders = [os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin")]
-    for file in library_files:
-        # A wheel for Debian's layout has lib/x86_64-linux-gnu/libmpi.so with the programs in bin.
-        folders += [str(parent / "bin") for parent in list(Path(file).parents)[1:4]]
-    folders += os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return list(dict.fromkeys(folders))
-
-
-def _first_program(kinds: Sequence[type[Launcher]], folders: Sequence[str], what: str) -> Launcher:
-    others = []
-    for folder in folders:
-        for kind in kinds:
-            for program in kind.program:
-                path = shutil.which(program, path=folder)
-                if path is None:
-                    continue
-                banner = _banner(path)
-                if kind.banner.lower() in banner.lower():
-                    return kind(path)
-                others.append(f"{path} ({banner.splitlines()[0] if banner else 'says nothing'})")
-    names = " or ".join(dict.fromkeys(program for kind in kinds for program in kind.program))
-    found = f" Found, but of another MPI: {'; '.join(dict.fromkeys(others))}." if others else ""
-    raise LaunchError(f"no {names} that belongs to {what} was found.{found} Looked in: {', '.join(folders)}")
-
-
-def _banner(path: str) -> str:
-    try:
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_ASK_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return (answer.stdout + answer.stderr).strip()

@@ -15,7 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from horo_lite.cli import horovod_flags, launchers, machine
+from horo_lite.cli import finding, horovod_flags, launchers, machine
 from horo_lite.cli.hosts import Host, parse_hosts, read_hostfile
 from horo_lite.cli.supervise import TIMED_OUT, supervise
 from horo_lite.errors import ArgumentError, HoroLiteError
@@ -94,7 +94,7 @@ def run(
     """
     try:
         places = places_of(hosts, hostfile)
-        launcher = launchers.find_launcher(name=name)
+        launcher = finding.find_launcher(name=name)
         job = launchers.Job(
             python_command(command), _ranks(ranks, places), machine.usable_cores(), bind, tag,
             tuple(shlex.split(launcher_args)), places, interface, output_folder,

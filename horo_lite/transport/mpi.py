@@ -10,6 +10,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,35 @@ def load_mpi() -> Any:
     if not MPI.Is_initialized():
         MPI.Init_thread()
     return MPI
+
+
+def describe_library() -> dict[str, Any]:
+    """The MPI library's own version text, the files it was loaded from, and mpi4py's version; MPI is not started.
+
+    For a process that does nothing else.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    try:
+        mapped = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:  # not Linux
+        mapped = []
+    return {
+        "version": MPI.Get_library_version().replace("\0", " ").strip(),
+        "paths": sorted({line.split()[-1] for line in mapped if "libmpi" in line}),
+        "mpi4py": mpi4py.__version__,
+    }
+
+
+def thread_level() -> str:
+    """What MPI grants to threads: single, funneled, serialized or multiple. Starts MPI where it does not run."""
+    mpi = load_mpi()
+    levels = ("single", "funneled", "serialized", "multiple")
+    granted = mpi.Query_thread()
+    return next(level for level in levels if getattr(mpi, f"THREAD_{level.upper()}") == granted)
 
 
 def mpi_is_running() -> bool:
@@ -267,9 +297,7 @@ class MPIWorld:
     @property
     def thread_level(self) -> str:
         """What MPI grants to threads: single, funneled, serialized or multiple."""
-        levels = ("single", "funneled", "serialized", "multiple")
-        granted = self._mpi.Query_thread()
-        return next(level for level in levels if getattr(self._mpi, f"THREAD_{level.upper()}") == granted)
+        return thread_level()
 
     @property
     def finalized(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,7 @@ MAY_IMPORT = {
 }
 ABOVE_ENGINE_MUST_NOT = {"transport", "collectives"}
 UNRELATED = {"torch": {"tensorflow", "keras"}, "tensorflow": {"torch"}}
+IMPORTS_MPI4PY = re.compile(r"^\s*(import|from) mpi4py\b", re.MULTILINE)
 FRAMEWORKS = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}, "keras": {"tensorflow", "keras", "torch"}}
 
 
@@ -116,7 +118,38 @@ def test_layers_import_only_what_lies_below_them():
 def test_mpi4py_is_imported_in_one_file_when_it_is_needed():
     users = [found for found in all_imports() if found.module.split(".")[0] == "mpi4py"]
     elsewhere = [str(found) for found in users if found.file != PACKAGE / "transport" / "mpi.py"]
+    elsewhere += [
+        f"{path.relative_to(ROOT)}:{node.lineno} has a program that imports mpi4py"
+        for path in SOURCES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and IMPORTS_MPI4PY.search(node.value)
+    ]
     assert not elsewhere, "\n".join(elsewhere)
+
+
+def test_parts_do_not_import_one_another_in_circles():
+    """When they are loaded; ``horo_lite`` itself stands for its ``__init__``. Horovod's second name of the Keras
+    adapter, a folder of the TensorFlow one, is above both.
+    """
+    second_name = PACKAGE / "tensorflow" / "keras"
+    below: dict[str, set[str]] = {}
+    for found in all_imports():
+        user, used = part(found.file), "__init__" if found.module == "horo_lite" else imported_part(found)
+        if used not in (None, user) and found.at_top and not found.file.is_relative_to(second_name):
+            below.setdefault(user, set()).add(used)
+    circles = [f"{one} and {other}" for one in below for other in reached(below, one) if one in reached(below, other)]
+    assert not circles, "\n".join(sorted(circles))
+
+
+def reached(below: dict[str, set[str]], start: str) -> set[str]:
+    """Everything that a part of the package imports, and what that imports."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for used in below.get(waiting.pop(), set()) - found:
+            found.add(used)
+            waiting.append(used)
+    return found - {start}
 
 
 def test_a_framework_is_imported_by_its_own_adapter_alone():

@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from horo_lite.cli import doctor, launchers, machine, selftest
+from horo_lite.cli import examination, launchers, machine, selftest
 from horo_lite.cli.host_test import HostTest, rounds
 from horo_lite.cli.main import main
 from horo_lite.transport import cuda
@@ -68,8 +68,8 @@ def limits(monkeypatch):
     def allow(adapters=(), **values):
         monkeypatch.setattr(machine, "limit", lambda name: values.get(name))
         monkeypatch.setattr(machine, "infiniband", lambda: list(adapters))
-        report = doctor.Report()
-        doctor._limits(report)
+        report = examination.Report()
+        examination._limits(report)
         return report
 
     return allow
@@ -99,8 +99,8 @@ def test_locked_memory_matters_with_adapters_alone(limits):
 @pytest.mark.parametrize("room", [None, (64 << 20, 64 << 20)])
 def test_a_small_shared_memory_is_advised_on(room, monkeypatch):
     monkeypatch.setattr(machine, "shared_memory_bytes", lambda: room)
-    report = doctor.Report()
-    doctor._system(report)
+    report = examination.Report()
+    examination._system(report)
     assert "--shm-size" in report.advice[0]
 
 
@@ -112,18 +112,18 @@ def test_a_small_shared_memory_is_advised_on(room, monkeypatch):
 def test_a_crash_of_the_probe_is_an_answer(ends, said, monkeypatch):
     child = (sys.executable, "-c", f"import os, signal, sys; {ends}")
     reason = cuda.why_not(child)
-    monkeypatch.setattr(doctor.cuda, "why_not", lambda: reason)
-    monkeypatch.setattr(doctor, "_version", lambda package: "2")
-    report = doctor.Report()
-    doctor._devices(report)
+    monkeypatch.setattr(examination.cuda, "why_not", lambda: reason)
+    monkeypatch.setattr(examination, "_version", lambda package: "2")
+    report = examination.Report()
+    examination._devices(report)
     assert report.sections["CUDA"]["device memory in MPI"] == said
     assert len(report.advice) == (said == "yes")
 
 
 def test_without_torch_there_is_no_device_to_ask_for(monkeypatch):
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
-    report = doctor.Report()
-    doctor._devices(report)
+    monkeypatch.setattr(examination, "_version", lambda package: None)
+    report = examination.Report()
+    examination._devices(report)
     assert "CUDA" not in report.sections
 
 

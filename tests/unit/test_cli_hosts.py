@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from horo_lite.cli import launchers, machine, run
+from horo_lite.cli import finding, launchers, machine, run
 from horo_lite.cli.hosts import Host, parse_hosts, read_hostfile
 from horo_lite.cli.main import main
 from horo_lite.errors import ArgumentError, LaunchError
@@ -72,7 +72,7 @@ def test_variables_reach_other_hosts_of_open_mpi():
 
 @pytest.fixture
 def hydra(monkeypatch):
-    monkeypatch.setattr(launchers, "find_launcher", lambda library=None, name=None: launchers.Hydra("/mpirun"))
+    monkeypatch.setattr(finding, "find_launcher", lambda library=None, name=None: launchers.Hydra("/mpirun"))
     monkeypatch.setattr(machine, "usable_cores", lambda: 8)
 
 

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from horo_lite.cli import launchers, machine
-from horo_lite.cli.launchers import Hydra, IntelMPI, Job, Library, OpenMPI, OpenMPI4, Slurm
+from horo_lite.cli import finding, launchers, machine
+from horo_lite.cli.finding import Library
+from horo_lite.cli.launchers import Hydra, IntelMPI, Job, OpenMPI, OpenMPI4, Slurm
 from horo_lite.errors import LaunchError, MPIMissingError
 
 SCRIPT = ["python", "train.py"]
@@ -115,7 +116,7 @@ def only_path(monkeypatch):
     """Look in the folders of PATH alone, not beside this Python."""
 
     def look_in(*folders):
-        monkeypatch.setattr(launchers, "_search_path", lambda files: [str(folder) for folder in folders])
+        monkeypatch.setattr(finding, "_search_path", lambda files: [str(folder) for folder in folders])
 
     return look_in
 
@@ -125,7 +126,7 @@ def test_the_launcher_of_the_library_is_chosen_past_those_of_others(version, kin
     others = [install(tmp_path / other.__name__, BANNERS[other]) for other in BANNERS if other is not kind]
     mine = install(tmp_path / "mine", BANNERS[kind])
     only_path(*(os.path.dirname(path) for path in (*others, mine)))
-    found = launchers.find_launcher(Library(version, (), "4.1.2"))
+    found = finding.find_launcher(Library(version, (), "4.1.2"))
     assert type(found) is kind
     assert found.path == mine
 
@@ -134,23 +135,23 @@ def test_a_launcher_of_another_mpi_is_named_in_the_error(tmp_path, only_path):
     other = install(tmp_path, BANNERS[OpenMPI4])
     only_path(tmp_path)
     with pytest.raises(LaunchError, match=r"belongs to MPICH Version: 5\.0\.2") as caught:
-        launchers.find_launcher(Library("MPICH Version: 5.0.2", (), "4.1.2"))
+        finding.find_launcher(Library("MPICH Version: 5.0.2", (), "4.1.2"))
     assert other in str(caught.value)
     assert "(Open MPI) 4.1.4" in str(caught.value)
 
 
 def test_a_library_that_no_launcher_knows():
     with pytest.raises(LaunchError, match=r"Fantasy MPI 1\.0; no launcher is known"):
-        launchers.find_launcher(Library("Fantasy MPI 1.0", (), "4.1.2"))
+        finding.find_launcher(Library("Fantasy MPI 1.0", (), "4.1.2"))
 
 
 def test_a_launcher_that_does_not_fit_the_library():
     with pytest.raises(LaunchError, match="'openmpi' was asked for"):
-        launchers.find_launcher(Library("MPICH Version: 5.0.2", (), "4.1.2"), name="openmpi")
+        finding.find_launcher(Library("MPICH Version: 5.0.2", (), "4.1.2"), name="openmpi")
 
 
 def test_the_folders_beside_the_library_are_searched():
-    folders = launchers._search_path(["/opt/mpi/lib/x86_64/libmpi.so.12"])
+    folders = finding._search_path(["/opt/mpi/lib/x86_64/libmpi.so.12"])
     assert folders.index("/opt/mpi/lib/bin") < folders.index("/opt/mpi/bin")
     assert folders[0] == os.path.dirname(sys.executable)
 
@@ -160,4 +161,4 @@ def test_without_an_mpi_library_the_error_says_what_to_install(tmp_path):
     python.write_text("#!/bin/sh\necho 'RuntimeError: cannot load MPI library' >&2\nexit 1\n")
     python.chmod(0o755)
     with pytest.raises(MPIMissingError, match=r"cannot load MPI library.*pip install 'horo_lite\[mpi\]'"):
-        launchers.find_library(str(python))
+        finding.find_library(str(python))

@@ -12,7 +12,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from horo_lite.cli import launchers, machine, run
+from horo_lite.cli import finding, launchers, machine, run
 from horo_lite.cli.main import main
 from horo_lite.cli.supervise import TIMED_OUT, supervise
 from horo_lite.errors import MPIMissingError
@@ -24,7 +24,7 @@ ENV = dict(os.environ)
 @pytest.fixture
 def hydra(monkeypatch):
     """A machine of four cores with MPICH."""
-    monkeypatch.setattr(launchers, "find_launcher", lambda library=None, name=None: launchers.Hydra("/mpich/mpirun"))
+    monkeypatch.setattr(finding, "find_launcher", lambda library=None, name=None: launchers.Hydra("/mpich/mpirun"))
     monkeypatch.setattr(machine, "usable_cores", lambda: 4)
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
@@ -103,7 +103,7 @@ def test_a_missing_mpi_is_one_line(monkeypatch):
     def none(library=None, name=None):
         raise MPIMissingError("no MPI library could be loaded. Install one")
 
-    monkeypatch.setattr(launchers, "find_launcher", none)
+    monkeypatch.setattr(finding, "find_launcher", none)
     result = invoke("-np", "2", "train.py")
     assert result.exit_code == 1
     assert result.output == "Error: no MPI library could be loaded. Install one\n"
@@ -199,7 +199,7 @@ def start(tmp_path, monkeypatch):
         script, record = tmp_path / "train.py", tmp_path / "record"
         script.write_text(RECORDS.format(variable=variable))
         monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-        monkeypatch.setattr(launchers, "_search_path", lambda files: [str(folder)])
+        monkeypatch.setattr(finding, "_search_path", lambda files: [str(folder)])
         monkeypatch.setattr(machine, "usable_cores", lambda: 4)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         result = invoke(*words, "-np", "2", str(script), str(record), str(status))
@@ -218,8 +218,8 @@ def test_from_the_command_line_to_ranks_that_srun_starts(start, status):
 
 @pytest.mark.parametrize("status", [0, 7])
 def test_from_the_command_line_to_ranks_that_intel_mpi_starts(start, status, monkeypatch):
-    library = launchers.Library("Intel(R) MPI Library 2021.19 for Linux* OS", (), "4.1.2")
-    monkeypatch.setattr(launchers, "find_library", lambda: library)
+    library = finding.Library("Intel(R) MPI Library 2021.19 for Linux* OS", (), "4.1.2")
+    monkeypatch.setattr(finding, "find_library", lambda: library)
     banner = "Intel(R) MPI Library for Linux* OS, Version 2021.19"
     ended, ranks = start("mpiexec.hydra", banner, "PMI_RANK", status=status)
     assert ended == status

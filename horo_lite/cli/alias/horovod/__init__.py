@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-import horo_lite
+from horo_lite.horovod_alias import install_as_horovod
 
 del sys.modules[__name__]
-horo_lite.install_as_horovod()  # type: ignore[attr-defined]
+install_as_horovod()
