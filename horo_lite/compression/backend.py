@@ -25,6 +25,7 @@ from horo_lite.arrays.types import FLOATS
 from horo_lite.interfaces import Array
 
 _NUMPY_BLOCK = 1 << 15  # float32 input, scratch and output together stay in a 512 KiB L2
+_NUMPY_ROWS = 1 << 18  # elements of a matrix in one product, with which BLAS packs the thin factor again
 _SAMPLES = 1 << 14  # enough to place the k-th largest value within a few percent
 
 quiet = np.errstate(all="ignore")
@@ -195,21 +196,27 @@ class NumpyBackend:
 
     def product(self, out: Array, left: Array, right: Array) -> None:
         """out = left @ right for thin factors, by blocks of rows: the library passes over its result twice."""
-        for rows in self._rows(out):
+        for rows in _rows(out, _NUMPY_ROWS):
             np.matmul(left[rows], right, out=out[rows])
+
+    @quiet
+    def product_of_sum(self, out: Array, a: Array, b: Array, right: Array) -> Array:
+        """out = a + b; returns out @ right for a thin factor, multiplied while the sum is in cache."""
+        right = np.ascontiguousarray(right)
+        product = np.empty((len(out), right.shape[1]), out.dtype)
+        for rows in _rows(out, _NUMPY_ROWS):
+            np.add(a[rows], b[rows], out=out[rows])
+            np.matmul(out[rows], right, out=product[rows])
+        return product
 
     def subtract_product(self, out: Array, left: Array, right: Array) -> None:
         """out -= left @ right, without the product in memory."""
-        scratch = np.empty((min(len(out), _rows_in_cache(out)), out.shape[1]), out.dtype)
-        for rows in self._rows(out):
+        scratch: Array = None
+        for rows in _rows(out, _NUMPY_ROWS // 4):  # scratch and block together stay in cache
+            if scratch is None:
+                scratch = np.empty_like(out[rows])
             part = np.matmul(left[rows], right, out=scratch[: rows.stop - rows.start])
             np.subtract(out[rows], part, out=out[rows])
-
-    def _rows(self, matrix: Array) -> Iterator[slice]:
-        """Blocks of a matrix that stay in cache."""
-        step = _rows_in_cache(matrix)
-        for start in range(0, len(matrix), step):
-            yield slice(start, min(start + step, len(matrix)))
 
     def normal(self, generator: np.random.Generator, elements: int, name: str) -> Array:
         """Standard normal numbers."""
@@ -318,6 +325,9 @@ class TorchBackend:
     def product(self, out: Array, left: Array, right: Array) -> None:
         self.xp.matmul(left, right, out=out)
 
+    def product_of_sum(self, out: Array, a: Array, b: Array, right: Array) -> Array:
+        return self.xp.add(a, b, out=out) @ right
+
     def subtract_product(self, out: Array, left: Array, right: Array) -> None:
         out.addmm_(left, right, alpha=-1)
 
@@ -372,8 +382,11 @@ def _float8_codes() -> np.ndarray[Any, Any]:
     return values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
 
-def _rows_in_cache(matrix: np.ndarray) -> int:
-    return max(1, _NUMPY_BLOCK // matrix.shape[1])
+def _rows(matrix: np.ndarray, elements: int) -> Iterator[slice]:
+    """Blocks of so many elements of a matrix."""
+    step = max(1, elements // matrix.shape[1])
+    for start in range(0, len(matrix), step):
+        yield slice(start, min(start + step, len(matrix)))
 
 
 def _lie_adjacent(arrays: Sequence[np.ndarray]) -> bool:

@@ -47,7 +47,6 @@ from horo_lite.interfaces import (
 
 State = MutableMapping[str, Any]
 Exchange = Generator[CompressorRequest, Any, Reduced]
-Rest = Callable[[Sequence[Array]], Sequence[Array]]
 
 _Self = TypeVar("_Self", bound="Method")
 
@@ -117,35 +116,20 @@ class Bucket:
         other.own = other.flat = flat
         return other
 
-    def reduced(
-        self,
-        mean: Array,
-        contributed: Callable[[], Array],
-        rest: Rest | None = None,
-    ) -> Reduced:
-        """The result, from the flat mean and a function that computes this rank's flat contribution if it is asked.
-
-        Args:
-            rest: as of ``Deferred``.
-        """
+    def reduced(self, mean: Array, contributed: Callable[[], Array]) -> Reduced:
+        """The result, from the flat mean and a function that computes this rank's flat contribution if it is asked."""
         split = self.layout.split
         return Reduced(
             split(self.backend.convert(mean, self.type_name)),
-            Deferred(lambda: split(contributed()), rest),
+            Deferred(lambda: split(contributed())),
         )
 
 
 class Deferred(Sequence[Array]):
-    """A sequence computed when first looked at: decoding one's own payload is wasted unless feedback wants it.
+    """A sequence computed when first looked at: decoding one's own payload is wasted unless feedback wants it."""
 
-    Args:
-        rest: gives what the gradients hold beyond the sequence, in their memory where it likes; for methods that need
-            not compute the sequence for that.
-    """
-
-    def __init__(self, compute: Callable[[], Sequence[Array]], rest: Rest | None = None) -> None:
+    def __init__(self, compute: Callable[[], Sequence[Array]]) -> None:
         self._compute = compute
-        self.rest = rest
 
     @functools.cached_property
     def _items(self) -> Sequence[Array]:

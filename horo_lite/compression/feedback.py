@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from horo_lite.arrays import type_name
 from horo_lite.compression.backend import backend_of, is_floating, quiet, work_type
-from horo_lite.compression.base import Deferred, Exchange, Method, State, remembered
+from horo_lite.compression.base import Exchange, Method, State, remembered
 from horo_lite.interfaces import Array, Compressor, Group, Parameter, Reduced
 
 
@@ -70,10 +70,6 @@ def _keep_rest(
     corrected: Sequence[Array], contributed: Sequence[Array], states: Sequence[State]
 ) -> None:
     """Write what was left unsent, into the old residual where there is one of the right size and type."""
-    if isinstance(contributed, Deferred) and contributed.rest is not None:
-        for array, state in zip(contributed.rest(corrected), states, strict=True):
-            state["residual"] = array
-        return
     for array, sent, state in zip(corrected, contributed, states, strict=True):
         backend, name = backend_of(array), type_name(array)
         old = state.get("residual")

@@ -68,17 +68,27 @@ class PowerSGD(Method):
             "min_ratio", self.min_ratio, 0, math.inf, "Compression.powersgd(4, min_ratio=2)"
         )
 
-    def exchange(self, bucket: Bucket, states: Sequence[State], group: Group) -> Exchange:
-        backend, pieces = bucket.backend, bucket.layout.split(bucket.flat)
-        matrices = self._matrices(bucket.layout)
-        compressed = {m.place for m in matrices}
-        vectors = [p for i, p in enumerate(pieces) if i not in compressed]
-        views = [pieces[m.place].reshape(m.rows, m.columns) for m in matrices]
-        rights = [self._right(m, bucket, states[m.place]) for m in matrices]
+    own_feedback = True
 
-        lefts = [
-            _product(view, right.T).reshape(-1) for view, right in zip(views, rights, strict=True)
+    @property
+    def keeps_state(self) -> bool:
+        return self.feedback
+
+    def exchange(self, bucket: Bucket, states: Sequence[State], group: Group) -> Exchange:
+        backend, matrices = bucket.backend, self._matrices(bucket.layout)
+        compressed = {m.place for m in matrices}
+        pieces = bucket.layout.split(bucket.flat)
+        vectors = [
+            self._whole(piece, state, bucket)
+            for place, (piece, state) in enumerate(zip(pieces, states, strict=True))
+            if place not in compressed
         ]
+        views, lefts = [], []
+        for m in matrices:
+            view, left = self._first_product(m, pieces[m.place], states[m.place], bucket)
+            views.append(view)
+            lefts.append(left.reshape(-1))
+
         lefts, mean_vectors = yield from _mean(lefts, vectors, backend, group)
         bases = [
             backend.orthonormal(_normalised(left.reshape(m.rows, m.low_rank), backend))
@@ -92,24 +102,45 @@ class PowerSGD(Method):
             means, _ = yield from _mean(own, [], backend, group)
 
         mean = _assembled(bucket, matrices, bases, means, mean_vectors)
-        if means and backend.finite(backend.join([*means, *mean_vectors])):
+        if self._finite([*means, *mean_vectors], mean, backend):
             for m, factor in zip(matrices, means, strict=True):
                 self._remember(factor, states[m.place], backend)
+            if self.feedback:
+                for state in states:
+                    state.pop("residual", None)
+                for m, view, basis, factor in zip(matrices, views, bases, own, strict=True):
+                    backend.subtract_product(view, basis, factor.reshape(m.low_rank, m.columns))
+                    states[m.place]["residual"] = view.reshape(-1)
+        return bucket.reduced(mean, lambda: _assembled(bucket, matrices, bases, own, vectors))
 
-        def contributed() -> Array:
-            return _assembled(bucket, matrices, bases, own, vectors)
+    def _whole(self, piece: Array, state: State, bucket: Bucket) -> Array:
+        """An uncompressed gradient, with what another method may have left of it."""
+        residual = self._residual(piece, state, bucket)
+        return piece if residual is None else _sum(piece, residual)
 
-        def rest(gradients: Sequence[Array]) -> list[Array]:
-            out = [
-                gradient if index in compressed else backend.zeros(len(gradient), bucket.work_type)
-                for index, gradient in enumerate(gradients)
-            ]
-            for m, basis, factor in zip(matrices, bases, own, strict=True):
-                left = out[m.place].reshape(m.rows, m.columns)
-                backend.subtract_product(left, basis, factor.reshape(m.low_rank, m.columns))
-            return out
+    def _first_product(
+        self, m: Matrix, piece: Array, state: State, bucket: Bucket
+    ) -> tuple[Array, Array]:
+        """M, which with feedback is new memory that becomes the residual, and M Q^T. (rows, columns), (rows, low_rank)"""
+        backend, right = bucket.backend, self._right(m, bucket, state)
+        gradient = piece.reshape(m.rows, m.columns)
+        if not self.feedback:
+            return gradient, _product(gradient, right.T)
+        residual = self._residual(piece, state, bucket)
+        if residual is None:
+            residual = backend.zeros(len(piece), bucket.work_type)
+        out = backend.empty(len(piece), bucket.work_type).reshape(m.rows, m.columns)
+        left = backend.product_of_sum(out, gradient, residual.reshape(m.rows, m.columns), right.T)
+        return out, left
 
-        return bucket.reduced(mean, contributed, rest)
+    def _residual(self, piece: Array, state: State, bucket: Bucket) -> Array | None:
+        if not self.feedback:
+            return None
+        return remembered(state, "residual", len(piece), bucket.backend, bucket.work_type)
+
+    def _finite(self, parts: Sequence[Array], mean: Array, backend: Backend) -> bool:
+        """Whether a mean is finite, from its parts where they tell: they are far smaller than it."""
+        return backend.finite(_scaled(backend.join(parts), self.rank)) or backend.finite(mean)
 
     def _matrices(self, layout: Layout) -> list[Matrix]:
         """The gradients that pay to compress."""
@@ -153,6 +184,16 @@ def _mean(
 @quiet
 def _product(a: Array, b: Array) -> Array:
     return a @ b
+
+
+@quiet
+def _sum(a: Array, b: Array) -> Array:
+    return a + b
+
+
+@quiet
+def _scaled(a: Array, factor: float) -> Array:
+    return a * factor
 
 
 @quiet

@@ -97,11 +97,13 @@ def _on_tensors(value: Any, to_tensor: Callable[[Array], Any]) -> Any:
     return value
 
 
-def with_feedback(compression: Any) -> WithFeedback:
+def with_feedback(compression: Any) -> Compressor:
     """Error feedback around a method that comes without it, ``with_feedback(Compression.int8)``."""
     inner = as_compressor(compression)
     if isinstance(inner, WithFeedback):
         return inner
+    if isinstance(inner, Method) and inner.own_feedback:
+        return inner.altered(feedback=True)
     return WithFeedback(inner.contraction() if isinstance(inner, Method) else inner)
 
 
