@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from horo_lite.arrays import flat
+from horo_lite.arrays import flat, is_torch
 from horo_lite.compression.backend import is_floating
 from horo_lite.compression.base import Bucket, Exchange, Layout, Method, State, label
 from horo_lite.compression.exchange import average
@@ -65,7 +65,7 @@ class HorovodStyle(Method):
         out = []
         for piece, shape in zip(bucket.layout.split(bucket.own), shapes, strict=True):
             tensor, ctx = self.user.compress(self.to_tensor(piece.copy().reshape(shape)))
-            out.append(Compressed(flat(tensor), tuple(tensor.shape), ctx))
+            out.append(Compressed(_values(tensor), tuple(tensor.shape), ctx))
         return out
 
     def _decompressed(self, sent: Sequence[Compressed], bucket: Bucket) -> Array:
@@ -73,4 +73,9 @@ class HorovodStyle(Method):
         tensors = [
             self.user.decompress(self.to_tensor(c.values.reshape(c.shape)), c.ctx) for c in sent
         ]
-        return np.concatenate([flat(tensor).astype(bucket.work_type) for tensor in tensors])
+        return np.concatenate([_values(tensor).astype(bucket.work_type) for tensor in tensors])
+
+
+def _values(tensor: Any) -> Array:
+    """A framework's tensor as a flat array."""
+    return flat(tensor if is_torch(tensor) else np.asarray(tensor))

@@ -121,7 +121,7 @@ class PowerSGD(Method):
     def _first_product(
         self, m: Matrix, piece: Array, state: State, bucket: Bucket
     ) -> tuple[Array, Array]:
-        """M, which with feedback is new memory that becomes the residual, and M Q^T. (rows, columns), (rows, low_rank)"""
+        """M, with feedback in new memory that becomes the residual, and M Q^T. (rows, columns), (rows, low_rank)"""
         backend, right = bucket.backend, self._right(m, bucket, state)
         gradient = piece.reshape(m.rows, m.columns)
         if not self.feedback:

@@ -11,7 +11,7 @@ import torch
 
 from horo_lite import functions
 from horo_lite.arrays import flat, is_torch, to_torch
-from horo_lite.compression import Compression
+from horo_lite.compression import resolve
 from horo_lite.context import current
 from horo_lite.exchange_options import ExchangeOptions, stable_names, variable_path
 from horo_lite.functions import Min
@@ -23,10 +23,8 @@ def native(variable: Any) -> Any:
 
 
 def compression(compression: Any) -> Any:
-    """A user's own compressor sees arrays."""
-    if compression is None or compression is Compression.none or isinstance(compression, Compression.none):
-        return None
-    return compression
+    """A user's own compressor sees torch's tensors."""
+    return None if compression is None else resolve(compression, to_torch)
 
 
 class TorchReducer:

@@ -222,4 +222,7 @@ def test_compression(hvd):
         def decompress(tensor, context):
             return tf.cast(tensor, context) * 2
 
-    np.testing.assert_allclose(hvd.allreduce(x, compression=Halved), x)
+    C = hvd.Compression
+    wrapped = [C.min_size(Halved, 1), C.warmup(Halved, 0), C.per_layer({"*": Halved}), C.with_feedback(Halved)]
+    for number, own in enumerate([Halved, *wrapped, C.min_size(C.per_layer({"own*": C.with_feedback(Halved)}), 1)]):
+        np.testing.assert_allclose(hvd.allreduce(x, compression=own, name=f"own.{number}"), x)
