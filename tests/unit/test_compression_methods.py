@@ -373,3 +373,30 @@ def test_a_joined_rank_gives_zeros_and_keeps_step(compression):
 def test_groups_of_one_take_the_same_path():
     generator = as_compressor(C.int8).reduce([np.ones(3, np.float32)], [{}], Group.whole(0, 1))
     assert isinstance(next(generator), GatherRequest)
+
+
+@pytest.mark.parametrize("method", [C.powersgd(1), C.dgc(0.25)])
+def test_feedback_around_a_method_that_has_it_is_asked_for_once(method):
+    assert repr(C.with_feedback(method)) == repr(as_compressor(method))
+    assert repr(C.with_feedback(method.altered(feedback=False))) == repr(as_compressor(method))
+
+
+def test_powersgd_sends_what_another_method_left_of_a_vector():
+    states = [[{"residual": np.float32([1, 2])}], [{}]]
+    vector = [[np.float32([3, 0])], [np.float32([1, 0])]]
+    parameters = [Parameter("bias", (2,))]
+    assert run(C.powersgd(1), vector, states, parameters).results[0].mean[0].tolist() == [2.5, 1]
+    assert run(C.powersgd(1), vector, states, parameters).results[0].mean[0].tolist() == [2, 0]
+
+
+def test_powersgd_keeps_what_it_left_of_a_matrix():
+    """A matrix of rank two at every step: one of its ranks comes through, the other the step after."""
+    states = [[{}], [{}]]
+    gradients = [[np.float32([9, 0, 0, 0] + [0, 1, 0, 0] + [0] * 8)] for _ in range(2)]
+    parameters = [Parameter("weight", (4, 4))]
+    total = np.zeros(16)
+    for step in range(1, 4):
+        total += run(C.powersgd(1, min_ratio=1), gradients, states, parameters).results[0].mean[0]
+        left = (states[0][0]["residual"] + states[1][0]["residual"]) / 2
+        np.testing.assert_allclose(total + left, step * gradients[0][0], atol=1e-5)
+        assert np.linalg.matrix_rank(total.reshape(4, 4), tol=1e-4) == min(step, 2)
