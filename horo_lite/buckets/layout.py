@@ -82,7 +82,7 @@ class Bucket:
     """Gradients of one type that are reduced together.
 
     Attributes:
-        index: its position in the plan, which is the order in which buckets are reduced.
+        index: its position in the plan.
         type_name: the element type of all of it.
         slots: the gradients, in the order in which they are expected to be ready.
         used_start: the first element of the used region; gradients and gaps end here.

@@ -21,7 +21,7 @@ class PlanDifference(NamedTuple):
     """The first thing in which two ranks' plans differ.
 
     Attributes:
-        what: the name of a parameter, or of a setting ("bucket_bytes", "groups", "order").
+        what: the name of a parameter, or of a setting ("bucket_bytes", "groups").
         ours: its value in the plan that was asked, "absent" where it has none.
         theirs: its value in the other plan.
     """
@@ -39,14 +39,12 @@ class BucketPlan:
         specs: all gradients, in the order of registration.
         bucket_bytes: the size asked for.
         groups: names that must travel together, as given.
-        order: the names in the order in which their gradients are expected to be ready.
-        buckets: in the order in which they are reduced.
+        buckets: in the order in which they are expected to be ready.
     """
 
     specs: tuple[GradientSpec, ...]
     bucket_bytes: int
     groups: tuple[tuple[str, ...], ...]
-    order: tuple[str, ...]
     buckets: tuple[Bucket, ...] = dataclasses.field(compare=False, repr=False)
 
     @property
@@ -61,19 +59,8 @@ class BucketPlan:
             [[spec.name, spec.shape, spec.type_name] for spec in self.specs],
             self.bucket_bytes,
             self.groups,
-            self.order,
         ]
         return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).digest()
-
-    def reordered(self, order: Sequence[str]) -> BucketPlan:
-        """The plan for gradients that become ready in another order, as observed in a step.
-
-        Args:
-            order: names, first ready first. Those left out follow in their present order.
-        """
-        seen = set(order)
-        rest = [name for name in self.order if name not in seen]
-        return plan(self.specs, self.bucket_bytes, self.groups, [*order, *rest])
 
     def difference(self, other: BucketPlan) -> PlanDifference | None:
         """The first thing in which another rank's plan differs, None where the plans are equal.
@@ -94,7 +81,7 @@ class BucketPlan:
             if name != their_name:
                 at = f"registered as number {position}"
                 return PlanDifference(name, at, f"{their_name} {at}")
-        for what in ("bucket_bytes", "groups", "order"):
+        for what in ("bucket_bytes", "groups"):
             pair = getattr(self, what), getattr(other, what)
             if pair[0] != pair[1]:
                 return PlanDifference(what, *map(_short, pair))
@@ -105,13 +92,12 @@ def plan(
     specs: Iterable[GradientSpec],
     bucket_bytes: int,
     groups: int | Iterable[Iterable[str]] | None = None,
-    order: Sequence[str] | None = None,
 ) -> BucketPlan:
     """Divide gradients into buckets.
 
-    A bucket is filled in the given order up to ``bucket_bytes``, one open bucket per type; a larger
-    gradient has a bucket of its own. Buckets are reduced in the order in which their last gradient
-    is ready.
+    They are expected to be ready in the reverse of their order, since backward reaches the last layer
+    first. In that order a bucket is filled up to ``bucket_bytes``, one open bucket per type; a larger
+    gradient has a bucket of its own. Buckets are in the order in which their last gradient is ready.
 
     Args:
         specs: all gradients, in the order of registration (the same on all ranks).
@@ -119,8 +105,6 @@ def plan(
         groups: names whose gradients travel as one unit, whatever their size (one bucket per type
             in them); the names in no group are divided as usual. A number n > 0 makes n groups of
             equal length, as Horovod does.
-        order: the names in the order in which the gradients are ready; by default the reverse of
-            ``specs``, since backward reaches the last layer first.
 
     Raises:
         ArgumentError: names are not unique, unknown, or in two groups; a negative size.
@@ -130,7 +114,7 @@ def plan(
     by_name = _unique(specs)
     if bucket_bytes < 0:
         raise ArgumentError(f"expected bucket_bytes of 0 or more, got {bucket_bytes}")
-    ready = _checked_order(by_name, order)
+    ready = list(by_name)[::-1]
     unit_names = _checked_groups(by_name, groups)
     numbers = {spec.name: number for number, spec in enumerate(specs)}
     place = {name: position for position, name in enumerate(ready)}
@@ -141,7 +125,7 @@ def plan(
         offset_bytes = _page_end(buckets[-1]) if buckets else 0
         members = [(numbers[name], by_name[name]) for name in names]
         buckets.append(lay_out(len(buckets), offset_bytes, members))
-    return BucketPlan(specs, bucket_bytes, unit_names, ready, tuple(buckets))
+    return BucketPlan(specs, bucket_bytes, unit_names, tuple(buckets))
 
 
 def _units(
@@ -187,21 +171,6 @@ def _unique(specs: Sequence[GradientSpec]) -> dict[str, GradientSpec]:
             )
         by_name[spec.name] = spec
     return by_name
-
-
-def _checked_order(
-    by_name: Mapping[str, GradientSpec], order: Sequence[str] | None
-) -> tuple[str, ...]:
-    if order is None:
-        return tuple(by_name)[::-1]
-    if len(order) != len(by_name) or set(order) != set(by_name):
-        strange = [name for name in order if name not in by_name]
-        absent = [name for name in by_name if name not in set(order)]
-        raise ArgumentError(
-            "expected an order that has every parameter once, "
-            f"got unknown {strange}, missing {absent}, {len(order)} names for {len(by_name)}"
-        )
-    return tuple(order)
 
 
 def _checked_groups(
