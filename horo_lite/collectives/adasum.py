@@ -15,16 +15,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from horo_lite.collectives.doubling import (
-    be_folded,
-    doubling_allgather,
-    folding_cost,
-    halving_doubling_crossing,
-)
-from horo_lite.collectives.folding import core_size, fold
+from horo_lite.collectives.doubling import doubling_allgather, halving_doubling_crossing
+from horo_lite.collectives.folding import core_size, folded, folding_cost
 from horo_lite.collectives.partition import even_offsets
 from horo_lite.collectives.registry import Cost, Work, register
-from horo_lite.interfaces import Array, Exchange, Group, Kernel, Recv, Schedule, Send, Wait
+from horo_lite.interfaces import Array, Exchange, Group, Kernel, Schedule
 
 _DOTS_BYTES = 24  # three float64 for each tensor: a.b, a.a and b.b
 
@@ -65,45 +60,37 @@ def adasum_allreduce(
     into, and 24 T bytes of dot products K (K + 1) / 2 times; scratch n.
     """
     bounds = tuple(boundaries) or (0, len(buffer))
-    if group.size == 1:
-        kernel.combine(buffer, (buffer,), last=True)
-        return
-    core, into, takes = fold(group)
-    if into is not None:
-        yield from be_folded(buffer, into)
-        return
-    scratch = kernel.empty(len(buffer))
-    if takes is not None:
-        yield Wait(((yield Recv(scratch, takes)),))
-        _blend(
-            kernel, bounds, 0, buffer, scratch, buffer, _dots(kernel, bounds, 0, buffer, scratch)
-        )
-    offsets = even_offsets(len(buffer), core.size)
-    low, high = 0, core.size
-    distance = 1
-    while distance < core.size:
-        other = core.ranks[core.index ^ distance]
-        middle = (low + high) // 2
-        keeps_upper = bool(core.index & distance)
-        kept, given = (
-            ((middle, high), (low, middle)) if keeps_upper else ((low, middle), (middle, high))
-        )
-        start = offsets[kept[0]]
-        mine = buffer[start : offsets[kept[1]]]
-        theirs = scratch[: len(mine)]
-        yield Exchange(buffer[offsets[given[0]] : offsets[given[1]]], other, theirs, other)
-        low, high = kept
-        distance *= 2
-        # Both halves of the group must call the same vector a, for the same bits everywhere.
-        a, b = (theirs, mine) if keeps_upper else (mine, theirs)
-        dots = _dots(kernel, bounds, start, a, b)
-        yield from _add_up(core, distance, dots)
-        _blend(kernel, bounds, start, a, b, mine, dots)
-    own = buffer[offsets[low] : offsets[high]]
-    kernel.combine(own, (own,), last=True)
-    yield from doubling_allgather(core, buffer, offsets, low)
-    if takes is not None:
-        yield Wait(((yield Send(buffer, takes)),))
+
+    def take_in(theirs: Array) -> None:
+        _blend(kernel, bounds, 0, buffer, theirs, buffer, _dots(kernel, bounds, 0, buffer, theirs))
+
+    def among_core(core: Group, scratch: Array) -> Schedule:
+        offsets = even_offsets(len(buffer), core.size)
+        low, high = 0, core.size
+        distance = 1
+        while distance < core.size:
+            other = core.ranks[core.index ^ distance]
+            middle = (low + high) // 2
+            keeps_upper = bool(core.index & distance)
+            kept, given = (
+                ((middle, high), (low, middle)) if keeps_upper else ((low, middle), (middle, high))
+            )
+            start = offsets[kept[0]]
+            mine = buffer[start : offsets[kept[1]]]
+            theirs = scratch[: len(mine)]
+            yield Exchange(buffer[offsets[given[0]] : offsets[given[1]]], other, theirs, other)
+            low, high = kept
+            distance *= 2
+            # Both halves of the group must call the same vector a, for the same bits everywhere.
+            a, b = (theirs, mine) if keeps_upper else (mine, theirs)
+            dots = _dots(kernel, bounds, start, a, b)
+            yield from _add_up(core, distance, dots)
+            _blend(kernel, bounds, start, a, b, mine, dots)
+        own = buffer[offsets[low] : offsets[high]]
+        kernel.combine(own, (own,), last=True)
+        yield from doubling_allgather(core, buffer, offsets, low)
+
+    return folded(group, buffer, kernel, among_core, take_in)
 
 
 def _tensors_within(

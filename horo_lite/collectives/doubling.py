@@ -8,23 +8,10 @@ same bits (a NaN's payload too) and every rank's result has the same association
 from __future__ import annotations
 
 from horo_lite.collectives.allgather import bruck_allgather, bruck_cost
-from horo_lite.collectives.folding import core_size, doubling_rounds_across, fold
+from horo_lite.collectives.folding import core_size, doubling_rounds_across, folded, folding_cost
 from horo_lite.collectives.partition import chunks, even_offsets
 from horo_lite.collectives.registry import Cost, Work, register
-from horo_lite.interfaces import Array, Exchange, Group, Kernel, Recv, Schedule, Send, Wait
-
-
-def folding_cost(work: Work, core: Cost) -> Cost:
-    """``core``'s cost for a member into which another is folded, where there is one."""
-    if work.size == core_size(work.size):
-        return core
-    return core._replace(
-        steps=core.steps + 2,
-        messages=core.messages + 1,
-        sent=core.sent + work.elements,
-        combined=core.combined + 2 * work.elements,
-        crossing=work.ranks_per_node * (core.sent + work.elements) if work.nodes > 1 else 0,
-    )
+from horo_lite.interfaces import Array, Exchange, Group, Kernel, Schedule
 
 
 def _recursive_doubling_cost(work: Work) -> Cost:
@@ -67,26 +54,17 @@ def recursive_doubling_allreduce(group: Group, buffer: Array, kernel: Kernel) ->
     matters.
     Source: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
     """
-    if group.size == 1:
-        kernel.combine(buffer, (buffer,), last=True)
-        return
-    core, into, takes = fold(group)
-    if into is not None:
-        yield from be_folded(buffer, into)
-        return
-    scratch = kernel.empty(len(buffer))
-    if takes is not None:
-        yield Wait(((yield Recv(scratch, takes)),))
-        kernel.combine(buffer, (buffer, scratch))
-    distance = 1
-    while distance < core.size:
-        other = core.ranks[core.index ^ distance]
-        yield Exchange(buffer, other, scratch, other)
-        inputs = (scratch, buffer) if core.index & distance else (buffer, scratch)
-        distance *= 2
-        kernel.combine(buffer, inputs, last=distance == core.size)
-    if takes is not None:
-        yield Wait(((yield Send(buffer, takes)),))
+
+    def among_core(core: Group, scratch: Array) -> Schedule:
+        distance = 1
+        while distance < core.size:
+            other = core.ranks[core.index ^ distance]
+            yield Exchange(buffer, other, scratch, other)
+            inputs = (scratch, buffer) if core.index & distance else (buffer, scratch)
+            distance *= 2
+            kernel.combine(buffer, inputs, last=distance == core.size)
+
+    return folded(group, buffer, kernel, among_core)
 
 
 @register("allreduce", "halving_doubling", cost=_halving_doubling_cost, wide=False)
@@ -101,38 +79,29 @@ def halving_doubling_allreduce(group: Group, buffer: Array, kernel: Kernel) -> S
     few steps, and no more bytes than a ring.
     Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
     """
-    if group.size == 1:
-        kernel.combine(buffer, (buffer,), last=True)
-        return
-    core, into, takes = fold(group)
-    if into is not None:
-        yield from be_folded(buffer, into)
-        return
-    scratch = kernel.empty(len(buffer))
-    if takes is not None:
-        yield Wait(((yield Recv(scratch, takes)),))
-        kernel.combine(buffer, (buffer, scratch))
-    offsets = even_offsets(len(buffer), core.size)
-    low, high = 0, core.size  # the chunks that this rank is still reducing
-    distance = 1
-    while distance < core.size:
-        other = core.ranks[core.index ^ distance]
-        middle = (low + high) // 2
-        keeps_upper = bool(core.index & distance)
-        kept, given = (
-            ((middle, high), (low, middle)) if keeps_upper else ((low, middle), (middle, high))
-        )
-        mine = buffer[offsets[kept[0]] : offsets[kept[1]]]
-        theirs = scratch[: len(mine)]
-        yield Exchange(buffer[offsets[given[0]] : offsets[given[1]]], other, theirs, other)
-        low, high = kept
-        distance *= 2
-        kernel.combine(
-            mine, (theirs, mine) if keeps_upper else (mine, theirs), last=distance == core.size
-        )
-    yield from doubling_allgather(core, buffer, offsets, low)
-    if takes is not None:
-        yield Wait(((yield Send(buffer, takes)),))
+
+    def among_core(core: Group, scratch: Array) -> Schedule:
+        offsets = even_offsets(len(buffer), core.size)
+        low, high = 0, core.size  # the chunks that this rank is still reducing
+        distance = 1
+        while distance < core.size:
+            other = core.ranks[core.index ^ distance]
+            middle = (low + high) // 2
+            keeps_upper = bool(core.index & distance)
+            kept, given = (
+                ((middle, high), (low, middle)) if keeps_upper else ((low, middle), (middle, high))
+            )
+            mine = buffer[offsets[kept[0]] : offsets[kept[1]]]
+            theirs = scratch[: len(mine)]
+            yield Exchange(buffer[offsets[given[0]] : offsets[given[1]]], other, theirs, other)
+            low, high = kept
+            distance *= 2
+            kernel.combine(
+                mine, (theirs, mine) if keeps_upper else (mine, theirs), last=distance == core.size
+            )
+        yield from doubling_allgather(core, buffer, offsets, low)
+
+    return folded(group, buffer, kernel, among_core)
 
 
 def doubling_allgather(
@@ -175,9 +144,3 @@ def gathered_allreduce(group: Group, buffer: Array, kernel: Kernel) -> Schedule:
     kernel.copy(inputs[group.index], buffer)
     yield from bruck_allgather(group, gathered, (elements,) * size)
     kernel.combine(buffer, inputs, last=True)
-
-
-def be_folded(buffer: Array, into: int) -> Schedule:
-    """Hand the buffer over and wait for the result."""
-    yield Wait(((yield Send(buffer, into)),))
-    yield Wait(((yield Recv(buffer, into)),))

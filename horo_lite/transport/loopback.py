@@ -39,6 +39,10 @@ class _Token:
         self.buffer = buffer
         self.complete = False
 
+    def answers(self, asked: _Token) -> bool:
+        """True where this send is what that receive asks for."""
+        return self.rank == asked.peers[0] and self.peers[0] == asked.rank and self.tag == asked.tag
+
 
 class _Space:
     """One message space: what its members, by their ranks in it, have sent and asked for."""
@@ -55,18 +59,17 @@ class _Space:
     def match(self) -> None:
         """Pair receives with sends in order; a pair is delivered by a later poll."""
         for asked in list(self.asked):
-            (peer,) = asked.peers
-            for sent in self.sent:
-                if sent.rank == peer and sent.peers[0] == asked.rank and sent.tag == asked.tag:
-                    if sent.buffer.nbytes != asked.buffer.nbytes:
-                        raise MessageMismatchError(
-                            f"rank {peer} sent {sent.buffer.nbytes} bytes with tag {sent.tag} "
-                            f"to rank {asked.rank}, which asked for {asked.buffer.nbytes}"
-                        )
-                    self.sent.remove(sent)
-                    self.asked.remove(asked)
-                    self.matched.append((sent, asked))
-                    break
+            sent = next((sent for sent in self.sent if sent.answers(asked)), None)
+            if sent is None:
+                continue
+            if sent.buffer.nbytes != asked.buffer.nbytes:
+                raise MessageMismatchError(
+                    f"rank {sent.rank} sent {sent.buffer.nbytes} bytes with tag {sent.tag} "
+                    f"to rank {asked.rank}, which asked for {asked.buffer.nbytes}"
+                )
+            self.sent.remove(sent)
+            self.asked.remove(asked)
+            self.matched.append((sent, asked))
 
     def deliver(self) -> None:
         """Move the data of matched pairs: of all, or with a seed of some."""
@@ -173,12 +176,10 @@ class LoopbackEndpoint:
         with self._lock:
             self._space.deliver()
             pending = [token for token in tokens if not token.complete]
-            for token in pending:
-                for peer in token.peers:
-                    if self._space.members[peer] in self._space.network.lost:
-                        raise PeerLostError(
-                            f"rank {self.rank} waits for rank {peer}, which is lost"
-                        )
+            lost = self._space.network.lost
+            for peer in [peer for token in pending for peer in token.peers]:
+                if self._space.members[peer] in lost:
+                    raise PeerLostError(f"rank {self.rank} waits for rank {peer}, which is lost")
             return not pending
 
     def probe(self, tag: int | None = None) -> Message | None:
