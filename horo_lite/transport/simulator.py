@@ -19,7 +19,7 @@ import dataclasses
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from horo_lite.errors import PeerLostError
 from horo_lite.interfaces import (
@@ -44,6 +44,17 @@ from horo_lite.transport.network_model import NetworkModel
 
 Program = Callable[[int], "Schedule | None"]
 """Makes a rank's schedule; None for a rank that takes no part."""
+
+
+class Message(NamedTuple):
+    """A message that was sent, in virtual time."""
+
+    source: int
+    target: int
+    size_bytes: int
+    start_s: float
+    """The sender's port began to send it."""
+    arrival_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +121,20 @@ class _Rank:
 
 
 class Simulator:
-    """N virtual ranks on a network model. One object may run one program after another."""
+    """N virtual ranks on a network model. One object may run one program after another.
 
-    def __init__(self, size: int, network: NetworkModel | None = None) -> None:
+    Args:
+        watch: is told of each message as it is sent.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        network: NetworkModel | None = None,
+        watch: Callable[[Message], None] | None = None,
+    ) -> None:
         self.size = size
+        self.watch = watch
         self.network = network if network is not None else NetworkModel()
         self._running: _Rank | None = None
         self._combined_bytes = [0] * size
@@ -328,6 +349,10 @@ class _Run:
         arrival_s = max(start_s + latency_s, in_free[target]) + wire_s
         in_free[target] = arrival_s
         self.finish(send, start_s + wire_s)
+        if self.simulator.watch is not None:
+            self.simulator.watch(
+                Message(send.rank, send.peer, send.buffer.nbytes, start_s, arrival_s)
+            )
         return arrival_s
 
     def enter_native(self, rank: _Rank, instruction: Native) -> None:
