@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from horo_lite.arrays import item_bytes, type_name
-from horo_lite.compression.backend import Backend, backend_of, float8_values, quiet
+from horo_lite.compression.backend import Backend, backend_of, quiet
 from horo_lite.compression.base import Layout
 from horo_lite.interfaces import Array
 
@@ -241,7 +241,15 @@ class Float8Codec(Codec):
         self, backend: Backend, name: str, scale: Any, codes: Array, out: Array
     ) -> None:
         for cut in backend.blocks(len(out)):
-            backend.xp.multiply(backend.take(float8_values(name), codes[cut]), scale, out=out[cut])
+            backend.xp.multiply(backend.take(_float8_values(name), codes[cut]), scale, out=out[cut])
+
+
+@functools.cache
+def _float8_values(name: str) -> np.ndarray[Any, Any]:
+    """The value of each byte of e4m3, as floats of the type ``name``."""
+    import ml_dtypes  # only the 8-bit float needs it
+
+    return np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(name)
 
 
 @dataclasses.dataclass(frozen=True)

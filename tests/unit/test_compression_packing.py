@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from horo_lite.compression.backend import NumpyBackend
 from horo_lite.compression.base import Layout
 from horo_lite.compression.codecs import (
     Float8Codec,
@@ -18,6 +17,7 @@ from horo_lite.compression.codecs import (
     VoteCodec,
 )
 from horo_lite.compression.exchange import chunks
+from horo_lite.compression.numpy_backend import NumpyBackend
 
 backend = NumpyBackend()
 SETTINGS = settings(max_examples=40, deadline=None)
