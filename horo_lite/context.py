@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from horo_lite import launch_check, log
 from horo_lite.config import Config, Launch
 from horo_lite.engine import Engine, Fabric, Instruments, NamedLane, PlannedLane, WireStats
 from horo_lite.engine.faults import ending
+from horo_lite.engine.faults.exits import ForkedChild
 from horo_lite.engine.faults.watch import make_watch
 from horo_lite.engine.timeline import Timeline
 from horo_lite.errors import (
@@ -162,6 +164,7 @@ class Context:
 
 _context: Context | None = None
 _watches_forks = False
+_initializing = threading.Lock()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -176,9 +179,13 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         LaunchError: another MPI's launcher was used, so that every process would be rank 0 of 1.
         ValueError: two process sets have the same ranks.
     """
+    with _initializing:
+        if _context is None:
+            _init(comm, process_sets)
+
+
+def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
     global _context, _watches_forks
-    if _context is not None:
-        return
     if not _watches_forks and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forked)
         _watches_forks = True
@@ -217,6 +224,9 @@ def _leave(ended: str) -> None:
 
 def _forked() -> None:
     """In a child such as a data loader's worker: it may ask for ranks and sizes, but not talk to the other ranks."""
+    global _initializing
+    _initializing = threading.Lock()  # another thread of the parent may hold that one
+    ForkedChild().install()
     if _context is not None:
         _context.engine.forbid(
             f"process {os.getpid()} was forked from rank {_context.rank} and is no rank itself: only the process that "

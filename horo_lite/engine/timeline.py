@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from horo_lite.errors import ArgumentError
+from horo_lite.log import logger
 
 
 class Timeline:
@@ -60,8 +62,8 @@ class Timeline:
         with self._lock:
             file, self._file = self._file, None
         if file is not None:
-            file.write("{}]\n")
-            file.close()
+            _written(lambda: file.write("{}]\n"))
+            _written(file.close)
 
     def _row(self, tensor: str) -> int:
         row = self._rows.get(tensor)
@@ -76,5 +78,16 @@ class Timeline:
 
     def _write(self, event: dict[str, Any]) -> None:
         with self._lock:
-            if self._file is not None:
-                self._file.write(json.dumps(event) + ",\n")
+            file = self._file
+            if file is not None and not _written(lambda: file.write(json.dumps(event) + ",\n")):
+                self._file = None
+
+
+def _written(write: Callable[[], object]) -> bool:
+    """Whether it went well; training goes on without a trace where a disk is full."""
+    try:
+        write()
+    except OSError as error:
+        logger.warning("the timeline ends here: %s", error)
+        return False
+    return True

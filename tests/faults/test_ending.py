@@ -105,6 +105,9 @@ FAULTS = {
         "threading.Thread(target=hvd.shutdown, daemon=True).start(); time.sleep(1); os._exit(3)",
         (r"\[rank 1\] left by os\._exit\(3\)",), 3,
     ),
+    "another program in its place": Fault(
+        "os.execlp('sleep', 'sleep', '1')", (r"\[rank 1\] left for another program, .*sleep, at",), 1
+    ),
     "failure in the transport": Fault("reduce('x')", ("injected",)),
     "no standard error": Fault("sys.stderr = None; raise ValueError('seen')", (r"\[rank 1\] ValueError: seen",), 1),
     "closed standard error": Fault("sys.stderr.close(); os.close(2); raise ValueError('unseen')", (), 1),
@@ -185,6 +188,11 @@ def test_the_same_with_mpi_initialised_by_the_program():
     pytest.param(
         "reduce('x')\nhvd.shutdown()\nos._exit(0) if rank else time.sleep(1)", id="os._exit(0) after shutdown"
     ),
+    pytest.param(
+        "hvd.shutdown()\nthreads = [threading.Thread(target=hvd.init) for _ in range(3)]\n"
+        "[thread.start() for thread in threads]\n[thread.join() for thread in threads]\nreduce('x')",
+        id="init() in three threads at once",
+    ),
     pytest.param("import atexit\natexit.register(lambda: 1 / 0)\nreduce('x')", id="an error in an exit hook"),
     pytest.param("import atexit\natexit.register(lambda: reduce('y'))", id="an operation in an exit hook"),
     pytest.param("try:\n    1 / 0\nexcept ZeroDivisionError:\n    pass\nreduce('x')", id="an error caught"),
@@ -215,14 +223,30 @@ def test_no_rank_outlives_mpirun(number, at):
         running.kill()
 
 
-def test_a_forked_child_that_fails_does_not_end_the_job():
+@pytest.mark.openmpi
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_forked_child_ends_by_itself(ranks):
+    """However it ends; in an ordinary end mpi4py would finalise the MPI of its parent."""
     body = """
-    if os.fork() == 0:
+    def fails():
         raise ValueError("in the child")
-    os.wait()
-    reduce("x")
+    ways = {lambda: None: 0, lambda: sys.exit(3): 3, lambda: sys.exit("a text"): 1, fails: 1, lambda: os._exit(4): 4}
+    for way, status in ways.items():
+        child = os.fork()
+        if child == 0:
+            break
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+    if child == 0:
+        print("written", end="")  # and not flushed
+        way()
+    else:
+        assert reduce("x")[0] == size
+        print("right", flush=True)
     """
-    assert_good_end(job(body), "ValueError: in the child")
+    done = job(body, ranks=ranks)
+    assert_good_end(done, "ValueError: in the child", "a text")
+    assert done.output.count("right") == ranks
+    assert done.output.count("written") == 4 * ranks  # os._exit flushes nothing
 
 
 def test_a_signal_to_a_forked_child_ends_the_child_alone():

@@ -7,7 +7,6 @@ life of the process: after ``shutdown()`` MPI still waits for all ranks at the e
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import os
 import signal
@@ -19,13 +18,13 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Protocol
 
+from horo_lite.engine.faults.exits import exit_code, exit_process, wrap_exits
 from horo_lite.engine.faults.stacks import python_stack
 from horo_lite.log import write_tagged
 
 _FORWARD_S = 0.1  # launchers drop what a rank has printed but they have not read yet when a job is aborted
 _ABORT_S = 5.0  # MPI_Abort itself may hang on a network that is cut
 _ANNOUNCED_S = 0.5  # launchers end the other ranks by SIGTERM when one fails; its announcement is there first
-_exit_process = os._exit  # as Python made it
 
 
 class Job(Protocol):
@@ -73,11 +72,9 @@ class Ending:
         """Take over the hooks through which Python reports that nobody has caught something."""
         sys.excepthook = self._on_exception
         threading.excepthook = self._on_thread_exception
-        sys.exit = self._wrapped(sys.exit)  # type: ignore[assignment]
+        wrap_exits(self.leave)
         os._exit = self._exit_at_once
-        for name in ("exit", "quit"):  # absent under python -S
-            if hasattr(builtins, name):
-                setattr(builtins, name, self._wrapped(getattr(builtins, name)))
+        os.execv, os.execve = self._refused(os.execv), self._refused(os.execve)
         # A handler of the user's stays: it may save a checkpoint. SIGINT raises KeyboardInterrupt, seen by the hook.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_terminate)
@@ -100,7 +97,7 @@ class Ending:
             time.sleep(_FORWARD_S)
         finally:
             self.job.abort(code)
-            _exit_process(code)
+            exit_process(code)
 
     def leave_failed(self) -> None:
         """The program has come to its end: by an exception, where a hook was set over ours and has not called it."""
@@ -111,7 +108,7 @@ class Ending:
     def leave_orphaned(self) -> None:
         """The launcher is gone, and MPI with it."""
         write_tagged(self.rank, "the process that started this rank has ended, so the rank ends too")
-        _exit_process(1)
+        exit_process(1)
 
     # --- what Python calls ---------------------------------------------------------------------------------------
 
@@ -120,8 +117,6 @@ class Ending:
     ) -> None:
         if not self.in_charge or self._excepthook is not sys.__excepthook__:
             self._excepthook(kind, error, trace)
-        if os.getpid() != self._pid:
-            _exit_process(1)  # an ordinary end of a forked child would finalise the MPI of its parent
         if self.in_charge:
             code = 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
             self.fail("".join(traceback.format_exception(kind, error, trace)), code)
@@ -144,19 +139,9 @@ class Ending:
             os.kill(os.getpid(), number)
             return
         if self.other_failed.wait(_ANNOUNCED_S):  # its traceback shall be the last
-            _exit_process(128 + number)
+            exit_process(128 + number)
         name = signal.Signals(number).name
         self.fail(f"ended by {name}, while at (innermost call last):\n{python_stack(frame)}", 128 + number)
-
-    def _wrapped(self, leave: Callable[..., Any]) -> Callable[..., Any]:
-        def exit_(status: object = None) -> None:
-            try:
-                leave(status)
-            except SystemExit as asked:
-                raise _Exit(self, asked.code, sys._getframe(1)) from None
-
-        exit_.__doc__ = leave.__doc__
-        return exit_
 
     def _exit_at_once(self, status: int) -> NoReturn:
         """In place of ``os._exit``, after which MPICH's launcher kills the other ranks and reports success."""
@@ -166,46 +151,31 @@ class Ending:
                 stack = python_stack(sys._getframe(1))
                 self.fail(f"left by os._exit({status}), at (innermost call last):\n{stack}", code or 1)
             self.job.finalize()
-        _exit_process(status)
+        exit_process(status)
+
+    def _refused(self, execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """In place of ``os.execv`` and what is made of it: another program would be no rank, and end as if it were."""
+
+        def instead(path: Any, *arguments: Any, **named: Any) -> NoReturn:
+            if self.in_charge and self.awaited and os.access(path, os.X_OK):
+                stack = python_stack(sys._getframe(1))
+                self.fail(f"left for another program, {os.fsdecode(path)}, at (innermost call last):\n{stack}", 1)
+            execute(path, *arguments, **named)
+
+        return instead
 
     def leave(self, status: object, stack: str) -> None:
         """Nobody has caught a ``sys.exit``: a status that tells of a failure ends the job."""
-        code = status if isinstance(status, int) else status is not None
-        if not code & 0xFF or not self.in_charge:
+        code = exit_code(status)
+        if not code or not self.in_charge:
             return
         reason = "" if isinstance(status, int) else f"{status}\n"
-        self.fail(f"{reason}left with exit status {code & 0xFF}, at (innermost call last):\n{stack}", code & 0xFF)
-
-
-class _Exit(SystemExit):
-    """What a wrapped ``sys.exit`` raises: it notices when nobody has caught it.
-
-    ``finally`` blocks and ``except SystemExit`` work as ever. The interpreter itself reads ``code`` when the exception
-    has left the last frame, and it is the only reader with no Python frame beneath it.
-    """
-
-    def __init__(self, ending: Ending, status: object, caller: FrameType) -> None:
-        super().__init__(*(() if status is None else (status,)))
-        self._ending = ending
-        self._status = status
-        self._stack = python_stack(caller)
-
-    @property
-    def code(self) -> Any:
-        try:
-            sys._getframe(1)
-        except ValueError:
-            self._ending.leave(self._status, self._stack)
-        return self._status
-
-    @code.setter
-    def code(self, status: Any) -> None:
-        self._status = status
+        self.fail(f"{reason}left with exit status {code}, at (innermost call last):\n{stack}", code)
 
 
 def _exit_later(code: int) -> None:
     time.sleep(_ABORT_S)
-    _exit_process(code)
+    exit_process(code)
 
 
 _ending: Ending | None = None
