@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from horo_lite.gradients import GradientBuckets
 from horo_lite.interfaces import Reduction
-from horo_lite.torch.agreement import describe
 from horo_lite.torch.compressor_states import ParameterState
+from horo_lite.torch.device_buckets import make_buckets
 from horo_lite.torch.roster import Roster
 from horo_lite.torch.settings import Settings
-from horo_lite.torch.slots import Slot, device_of
+from horo_lite.torch.slots import Slot
 
 
 class AdasumExchange:
@@ -34,15 +33,15 @@ class AdasumExchange:
         optimizer: Any = self._optimizer()
         parameters = [(name, p) for name, p in self._settings.naming.names(optimizer) if p.requires_grad]
         self._states = [ParameterState(optimizer, p) for _, p in parameters]
-        self._buckets = GradientBuckets(
-            describe(parameters),
+        self._buckets = make_buckets(
+            parameters,
+            self._states,
+            groups=None,
+            label=type(optimizer).__name__,
             process_set=self._settings.process_set,
             op=Reduction.ADASUM,
             compression=self._settings.compression,
-            states=self._states,
             bucket_bytes=self._settings.bucket_bytes,
-            label=type(optimizer).__name__,
-            device=device_of([p for _, p in parameters]),
             overlap=False,
         )
         self._slots = []

@@ -23,11 +23,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from horo_lite.functions import Sum
 from horo_lite.gradients import GradientBuckets
-from horo_lite.torch.agreement import describe
 from horo_lite.torch.compressor_states import ParameterState
+from horo_lite.torch.device_buckets import DeviceBuckets, make_buckets
 from horo_lite.torch.roster import Roster
 from horo_lite.torch.settings import Settings
-from horo_lite.torch.slots import Slot, device_of
+from horo_lite.torch.slots import Slot
 from horo_lite.torch.sparse import SparseGradients
 
 _PATIENCE = 2  # short windows in a row until they are taken for a mistake
@@ -106,24 +106,23 @@ class GradientExchange:
         if self._settings.op == Sum:
             self._hooks.append(slot.parameter.register_hook(before))
 
-    def _make_buckets(self, label: str) -> GradientBuckets:
+    def _make_buckets(self, label: str) -> GradientBuckets | DeviceBuckets:
         s = self._settings
         numbers = {id(slot.parameter): number for number, slot in enumerate(self._dense)}
         groups = s.groups
         if groups is not None and not isinstance(groups, int):
             groups = [[numbers[id(p)] for p in group if id(p) in numbers] for group in groups]
-        return GradientBuckets(
-            describe([(slot.name, slot.parameter) for slot in self._dense]),
+        return make_buckets(
+            [(slot.name, slot.parameter) for slot in self._dense],
+            self._states,
+            groups,
+            label,
             process_set=s.process_set,
             op=s.op,
             prescale_factor=1.0 / s.predivide,
             postscale_factor=s.predivide,
             compression=s.compression,
-            states=self._states,
             bucket_bytes=s.bucket_bytes,
-            groups=groups,
-            label=label,
-            device=device_of([slot.parameter for slot in self._dense]),
             overlap=s.overlap,
         )
 

@@ -24,8 +24,8 @@ from horo_lite.arrays import to_torch
 from horo_lite.compression import Compression, resolve
 from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import ArgumentError
-from horo_lite.gradients import GradientBuckets
 from horo_lite.torch.compressor_states import ParameterState
+from horo_lite.torch.device_buckets import make_buckets
 from horo_lite.torch.loss_scaling import overflowed, unscaled
 from horo_lite.torch.names import Naming
 from horo_lite.torch.slots import Slot
@@ -234,16 +234,8 @@ class _Exchange:
     ) -> None:
         self.settled = settled
         self.states = [ParameterState(optimizer, p) for _, p in named]
-        devices = {str(p.device) for _, p in named} or {"cpu"}
-        if len(devices) > 1:
-            raise ArgumentError(f"parameters lie on {', '.join(sorted(devices))}: make one optimizer per device")
-        self.buckets = GradientBuckets(
-            [(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named],
-            process_set=process_set,
-            compression=compression,
-            states=self.states,
-            label="OneBitAdam",
-            device=devices.pop(),
+        self.buckets = make_buckets(
+            named, self.states, groups=None, label="OneBitAdam", process_set=process_set, compression=compression,
             overlap=False,
         )
         self.slots = [Slot(name, p) for name, p in named]

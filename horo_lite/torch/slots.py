@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from horo_lite.arrays import to_torch
-from horo_lite.errors import ArgumentError
 from horo_lite.interfaces import Array
-
-
-def device_of(parameters: Sequence[torch.Tensor]) -> str:
-    """The device of an optimizer's parameters, "cpu" where there are none.
-
-    Raises:
-        ArgumentError: they lie on several.
-    """
-    devices = {str(parameter.device) for parameter in parameters} or {"cpu"}
-    if len(devices) > 1:
-        raise ArgumentError(f"the parameters lie on {', '.join(sorted(devices))}: make one optimizer per device")
-    return devices.pop()
 
 
 class Slot:

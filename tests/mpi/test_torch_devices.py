@@ -116,6 +116,86 @@ def test_buckets(hvd, place, name, compressed):
     buckets.close()
 
 
+@pytest.fixture
+def elsewhere(place: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A second device for parameters of one dimension; without one, they are said to lie on another."""
+    if place == "torch-cpu":
+        monkeypatch.setattr(
+            sys.modules["horo_lite.torch.device_buckets"], "device_of", lambda p: place if p.dim() == 1 else "cpu"
+        )
+        return torch.device("cpu")
+    return torch.device(place)
+
+
+def parameters_on_two_devices(elsewhere: torch.device) -> dict[str, Any]:
+    """The last is used by no rank, the one before it by the first alone."""
+    return {
+        "a": torch.nn.Parameter(torch.zeros(3, 2)),
+        "b": torch.nn.Parameter(torch.zeros(4, device=elsewhere)),
+        "c": torch.nn.Parameter(torch.zeros(5, 2)),
+        "d": torch.nn.Parameter(torch.zeros(6, device=elsewhere)),
+        "e": torch.nn.Parameter(torch.zeros(7, device=elsewhere)),
+    }
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("name", ["none", "bf16", "int8"])
+def test_an_optimizer_whose_parameters_lie_on_two_devices(hvd, elsewhere, grouped, name):
+    size, weight = hvd.size(), float(hvd.rank() + 1)
+    p = parameters_on_two_devices(elsewhere)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(p.values(), lr=1.0), named_parameters=p.items(),
+        compression=getattr(hvd.Compression, name),
+        groups=[[p["a"], p["b"]], [p["d"], p["e"]]] if grouped else None,
+    )
+    mean = ranks_sum(size) / size
+    for step in (1, 2):
+        optimizer.zero_grad()
+        loss = weight * (p["a"].sum() + 2 * p["b"].sum().cpu() + 3 * p["c"].sum())
+        if hvd.rank() == 0:
+            loss = loss + 4 * p["d"].sum().cpu()
+        loss.backward()
+        optimizer.step()
+        for key, gradient in {"a": mean, "b": 2 * mean, "c": 3 * mean, "d": 4 / size}.items():
+            assert p[key].grad.device == p[key].device
+            assert torch.allclose(p[key].grad, torch.full_like(p[key], gradient), rtol=1e-2), key
+            assert torch.allclose(p[key].detach(), torch.full_like(p[key], -step * gradient), rtol=1e-2), key
+        assert p["e"].grad is None
+
+
+def test_adasum_on_two_devices(hvd, elsewhere):
+    """Equal steps of all ranks are made once."""
+    p = parameters_on_two_devices(elsewhere)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(p.values(), lr=1.0), named_parameters=p.items(), op=hvd.Adasum
+    )
+    (p["a"].sum() + 2 * p["b"].sum().cpu()).backward()
+    optimizer.step()
+    assert torch.allclose(p["a"].detach(), torch.full((3, 2), -1.0))
+    assert torch.allclose(p["b"].detach().cpu(), torch.full((4,), -2.0))
+
+
+def test_a_step_that_failed_on_one_of_two_devices_ends_on_both(hvd, elsewhere):
+    from horo_lite.torch.device_buckets import DeviceBuckets, make_buckets
+
+    named = list(parameters_on_two_devices(elsewhere).items())
+    buckets = make_buckets(named, [{} for _ in named], None, "model", overlap="auto")
+    assert isinstance(buckets, DeviceBuckets)
+    buckets.ready(0)
+    if hvd.rank() > 0:
+        buckets.ready(1)
+    where = "this rank" if hvd.rank() == 0 else "another rank"
+    with pytest.raises(hvd.HorovodInternalError, match=f"failed midway on {where}"):
+        buckets.finish(failed=hvd.rank() == 0)
+    for index, view in enumerate(buckets.views):
+        view[:] = float(index + hvd.rank())
+        buckets.ready(index)
+    assert buckets.finish() == [True] * len(named)
+    for index, view in enumerate(buckets.views):
+        assert view[0] == index + (hvd.size() - 1) / 2
+    buckets.close()
+
+
 def test_a_joined_rank_takes_part(hvd, device):
     if hvd.rank() == 0:
         total = hvd.allreduce(torch.ones(50_000, device=device), op=hvd.Sum, name="last")
