@@ -16,6 +16,7 @@ from horo_lite import context
 from horo_lite.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerLostError
 
 _log = logging.getLogger("horo_lite")
+_FAILED = ("HorovodInternalError", "DisagreementError", "PeerLostError", "ShutDownError")
 _ATTEMPTS = 3  # without a commit in between, until an error is taken to be permanent
 
 
@@ -92,6 +93,53 @@ class ObjectState(State):
             self.restore()
 
 
+class VariableState(ObjectState):
+    """State of a framework's variables, which have ``assign``, and of plain Python objects."""
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        self._values: list[Any] = []
+        super().__init__(bcast_object, get_rank, **kwargs)
+        self._save_variables()
+
+    def _current_variables(self) -> list[Any]:
+        """The variables, which may have become more."""
+        raise NotImplementedError
+
+    def _value(self, variable: Any) -> Any:
+        """A copy of a variable's values."""
+        raise NotImplementedError
+
+    def _broadcast(self, variables: list[Any]) -> None:
+        """Give every rank the values of rank 0's."""
+        raise NotImplementedError
+
+    def _save_variables(self) -> None:
+        self._values = [self._value(variable) for variable in self._current_variables()]
+
+    def save(self) -> None:
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        for variable, value in zip(self._current_variables(), self._values, strict=False):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        self._broadcast(self._current_variables())
+        self._save_variables()
+        super().sync()
+
+
+def variables_of(model: Any, optimizer: Any) -> list[Any]:
+    """A Keras model's variables and its optimizer's, which is built for them if it is not yet."""
+    if optimizer is None:
+        return list(model.weights)
+    if not optimizer.built and model.built:
+        optimizer.build(model.trainable_variables)
+    return [*model.weights, *optimizer.variables]
+
+
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
     """``func(state, ...)`` made to go on from the last commit after a failure; ``reset`` starts a fresh engine."""
 
@@ -130,3 +178,22 @@ def reset_world() -> None:
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of ``train(state, ...)``: initialises, and goes on from the last commit after a failure."""
     return run_fn(func, reset_world)
+
+
+def run_graphs(func: Callable[..., Any], graph_errors: tuple[type[Exception], ...]) -> Callable[..., Any]:
+    """``run`` where a failed operation may be within a graph.
+
+    Args:
+        graph_errors: as what the framework raises the errors of ours there; it keeps their text alone.
+    """
+
+    @functools.wraps(func)
+    def train(state: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(state, *args, **kwargs)
+        except graph_errors as error:
+            if any(name in str(error) for name in _FAILED):
+                raise HorovodInternalError(str(error)) from error
+            raise
+
+    return run(train)

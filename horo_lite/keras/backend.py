@@ -40,6 +40,9 @@ class Reducer(Protocol):
 class Bridge(Protocol):
     """A backend's module."""
 
+    graph_errors: tuple[type[Exception], ...]
+    """As what the backend raises an error of ours within a graph; it keeps the text alone."""
+
     def native(self, variable: Any) -> Any:
         """The backend's own variable or tensor behind a Keras one."""
         ...

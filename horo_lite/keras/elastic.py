@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
-from horo_lite.tensorflow.elastic import TensorFlowKerasState, run
+from horo_lite.context import rank
+from horo_lite.elastic import VariableState, run_graphs, variables_of
+from horo_lite.functions import broadcast_object
+from horo_lite.keras.backend import bridge
+from horo_lite.keras.broadcasting import broadcast_variables
 
 
-class KerasState(TensorFlowKerasState):
-    """A Keras model and its optimizer, and plain objects as attributes."""
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of ``train(state, ...)``: initialises, and goes on from the last commit after a failure."""
+    return run_graphs(func, bridge().graph_errors)
+
+
+class KerasState(VariableState):
+    """A Keras model and its optimizer, and plain objects as attributes.
+
+    Args:
+        model: a built Keras model.
+        optimizer: the model's own when None.
+        **kwargs: objects, which become attributes.
+    """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        super().__init__(model, optimizer, **kwargs)
+        self.model = model
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
+
+    def _current_variables(self) -> list[Any]:
+        if hasattr(self.model, "jax_state_sync"):  # on jax, a model's values are elsewhere during an epoch
+            self.model.jax_state_sync()
+        return variables_of(self.model, self.optimizer)
+
+    def _value(self, variable: Any) -> Any:
+        return np.array(bridge().to_array(variable))
+
+    def _broadcast(self, variables: list[Any]) -> None:
+        broadcast_variables(variables, root_rank=0)
 
 
 class CommitStateCallback(keras.callbacks.Callback):

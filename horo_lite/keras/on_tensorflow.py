@@ -17,6 +17,8 @@ from horo_lite.tensorflow.gradients import GradientReducer
 from horo_lite.tensorflow.tape import parameter_specs
 from horo_lite.tensorflow.variables import unwrapped
 
+graph_errors = (tf.errors.OpError,)
+
 
 def native(variable: Any) -> Any:
     """The ``tf.Variable``."""

@@ -16,6 +16,8 @@ from horo_lite.context import current
 from horo_lite.exchange_options import ExchangeOptions, stable_names, variable_path
 from horo_lite.functions import Min
 
+graph_errors = ()
+
 
 def native(variable: Any) -> Any:
     """The ``torch.nn.Parameter``."""

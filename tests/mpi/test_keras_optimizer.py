@@ -11,7 +11,7 @@ import pytest
 keras = pytest.importorskip("keras")
 
 
-ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+BACKEND = keras.backend.backend()
 
 
 def linear(**layer):
@@ -34,7 +34,7 @@ def weight(model):
 
 @pytest.mark.parametrize("how", ["eager", "auto", "jit"])
 def test_one_batch_of_fit(hvd, how):
-    if how == "jit" and not ON_TENSORFLOW:
+    if how == "jit" and BACKEND == "torch":
         pytest.skip("torch.compile needs a C compiler")
     model = linear()
     model.compile(
@@ -162,12 +162,103 @@ def test_equals_one_process_on_the_mean_gradient(hvd, name):
     assert all(other == bits for other in hvd.allgather_object(bits))
 
 
+def network():
+    """Two layers, with the same weights wherever it is called."""
+    first = keras.layers.Dense(5, activation="tanh", kernel_initializer=keras.initializers.GlorotUniform(1))
+    second = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))
+    return keras.Sequential([keras.Input((3,)), first, second])
+
+
+def joined_batches(hvd, steps, rows):
+    """What all ranks see, step by step, and the part of this one."""
+    x = np.random.default_rng(3).normal(size=(steps, rows * hvd.size(), 3)).astype("float32")
+    y = x.sum(2, keepdims=True)
+    own = slice(rows * hvd.rank(), rows * (hvd.rank() + 1))
+    return (x.reshape(-1, 3), y.reshape(-1, 1)), (x[:, own].reshape(-1, 3), y[:, own].reshape(-1, 1))
+
+
+def assert_same_training(hvd, distributed, alone):
+    for mine, wanted in zip(distributed.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, wanted, atol=1e-5)
+    bits = [weights.tobytes() for weights in distributed.get_weights()]
+    assert all(other == bits for other in hvd.allgather_object(bits))
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_fit_equals_one_process_on_the_joined_batch(hvd, name):
+    whole, own = joined_batches(hvd, steps=4, rows=2)
+    alone, distributed = network(), network()
+    alone.compile(OPTIMIZERS[name](), "mse")
+    distributed.compile(hvd.DistributedOptimizer(OPTIMIZERS[name]()), "mse")
+    alone.fit(*whole, batch_size=2 * hvd.size(), epochs=2, shuffle=False, verbose=0)
+    distributed.fit(*own, batch_size=2, epochs=2, shuffle=False, verbose=0)
+    assert_same_training(hvd, distributed, alone)
+
+
+def loop_on_tensorflow(model, optimizer, batches):
+    import tensorflow as tf
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    for x, y in batches:
+        step(x, y)
+
+
+def loop_on_torch(model, optimizer, batches):
+    import torch
+
+    for x, y in batches:
+        model.zero_grad()
+        ((model(x, training=True) - torch.as_tensor(y)) ** 2).mean().backward()
+        with torch.no_grad():
+            optimizer.apply([v.value.grad for v in model.trainable_variables], model.trainable_variables)
+
+
+def loop_on_jax(model, optimizer, batches):
+    import jax
+
+    optimizer.build(model.trainable_variables)
+
+    def loss(trainable, others, x, y):
+        predicted, _ = model.stateless_call(trainable, others, x, training=True)
+        return ((predicted - y) ** 2).mean()
+
+    @jax.jit
+    def step(trainable, others, slots, x, y):
+        return optimizer.stateless_apply(slots, jax.grad(loss)(trainable, others, x, y), trainable)
+
+    trainable, others, slots = (
+        [v.value for v in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
+    )
+    for x, y in batches:
+        trainable, slots = step(trainable, others, slots, x, y)
+    for variable, value in zip([*model.trainable_variables, *optimizer.variables], [*trainable, *slots], strict=True):
+        variable.assign(value)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_a_loop_of_ones_own_equals_one_process_on_the_joined_batch(hvd):
+    loop = {"tensorflow": loop_on_tensorflow, "torch": loop_on_torch, "jax": loop_on_jax}[BACKEND]
+    whole, own = joined_batches(hvd, steps=4, rows=2)
+    models = network(), network()
+    optimizers = keras.optimizers.Adam(0.1), hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    for model, optimizer, (x, y) in zip(models, optimizers, (whole, own), strict=True):
+        loop(model, optimizer, list(zip(np.split(x, 4), np.split(y, 4), strict=True)))
+    assert_same_training(hvd, models[1], models[0])
+
+
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("order", ["scaled inside", "scaled outside"])
 @pytest.mark.parametrize("graph", [False, True])
 def test_loss_scaling_skips_on_all_ranks(hvd, order, graph):
-    if graph and not ON_TENSORFLOW:
-        pytest.skip("there are no graphs")
+    if graph and BACKEND != "tensorflow":
+        pytest.skip("there is no tf.function")
     plain = keras.optimizers.SGD(1.0)
     scaled = keras.optimizers.LossScaleOptimizer
     if order == "scaled inside":
