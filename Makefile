@@ -105,7 +105,7 @@ $(VENV)/.demo-installed: $(INPUTS) | $(VENV)/bin/pip-ready
 	@touch $@
 
 $(VENV)/.test-installed: $(VENV)/.demo-installed
-	$(call INSTALL,$(VENV)) -e '.[torch,mpi,examples,test]' tensorflow-cpu keras
+	$(call INSTALL,$(VENV)) -e '.[torch,mpi,examples,test]' tensorflow-cpu keras jax
 	$(call INSTALL,$(VENV)) --no-deps tf_keras # it asks for tensorflow by that name
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Whole scripts: those that people have written for Horovod, one with a single executor thread; and Keras on torch."""
+"""Whole scripts: those that people have written for Horovod, and one with a single executor thread."""
 
 from __future__ import annotations
 
@@ -68,16 +68,3 @@ def test_one_executor_thread_does_not_lock_up(ranks):
     done = run_ranks(SCRIPTS / "one_executor_thread.py", ranks, limit_s=150, env={"HORO_LITE_BUCKET_BYTES": "4096"})
     assert done.returncode == 0, done.output
     assert len(re.findall("threads 1", done.output)) == ranks
-
-
-@pytest.mark.slow
-def test_the_optimizer_and_the_callbacks_on_the_torch_backend():
-    """The tests of tests/mpi once more; those of TensorFlow's graphs skip themselves."""
-    files = [ROOT / "tests" / "mpi" / f"test_keras_{topic}.py" for topic in ("optimizer", "callbacks", "saving")]
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "np2", *map(str, files)]
-    done = subprocess.run(
-        command, env=child_environment() | {"KERAS_BACKEND": "torch"}, cwd=ROOT, capture_output=True, text=True,
-        timeout=900 * SCALE,
-    )
-    assert done.returncode == 0, done.stdout
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 50

@@ -1,4 +1,4 @@
-"""What differs between Keras' backends: how gradients reach the buckets.
+"""What differs between Keras' backends: how gradients reach the buckets, and how a graph calls back.
 
 Only the active backend's module is imported.
 """
@@ -7,64 +7,38 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import keras
 
 from horo_lite.errors import ArgumentError
-from horo_lite.exchange_options import ExchangeOptions
+from horo_lite.exchange_options import ExchangeOptions, ParameterSpec, stable_names, variable_path
+from horo_lite.optimizer_exchange import Backend
 
 _MODULES = {
-    "tensorflow": "horo_lite.keras.on_tensorflow",
+    "tensorflow": "horo_lite.tensorflow.backend",
     "torch": "horo_lite.keras.on_torch",
+    "jax": "horo_lite.keras.on_jax",
 }
 
 
-class Reducer(Protocol):
-    """Reduces the gradients of one list of variables, step after step."""
-
-    context: Any
-    """The world it was made in."""
-
-    @property
-    def states(self) -> Mapping[str, MutableMapping[str, Any]]:
-        """By parameter's name, what a compressor keeps from step to step."""
-        ...
-
-    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        """This step's gradients, reduced over all ranks; None where no rank has one."""
-        ...
-
-
-class Bridge(Protocol):
+class Bridge(Backend, Protocol):
     """A backend's module."""
 
     graph_errors: tuple[type[Exception], ...]
     """As what the backend raises an error of ours within a graph; it keeps the text alone."""
 
-    def native(self, variable: Any) -> Any:
-        """The backend's own variable or tensor behind a Keras one."""
-        ...
-
-    def compression(self, compression: Any) -> Any:
-        """What the engine is given for ``compression``; None for no compression."""
-        ...
-
-    def make_reducer(
-        self, options: ExchangeOptions, variables: Sequence[Any], gradients: Sequence[Any], share: bool
-    ) -> Reducer:
-        """Collective over the process set.
+    def in_update(self, optimizer: Any, action: Callable[[], Any], otherwise: Any) -> Any:
+        """Called where Keras clips: ``action()`` where its accumulation (``gradient_accumulation_steps``) is complete.
 
         Args:
-            variables: Keras variables.
-            gradients: the first step's.
-            share: results may be views of the buckets, valid until the next step.
+            otherwise: what is returned elsewhere; of the same shapes and types.
         """
         ...
 
-    def dense(self, gradient: Any) -> Any:
-        """A sparse gradient as a dense one."""
+    def settle(self) -> None:
+        """Wait until this rank's steps that are under way have taken part in all their exchanges."""
         ...
 
     def all_true(self, flag: Any, options: ExchangeOptions, name: str) -> Any:
@@ -91,3 +65,12 @@ def bridge() -> Bridge:
         )
     module: Any = importlib.import_module(_MODULES[name])
     return module
+
+
+def parameters(variables: Sequence[Any]) -> list[ParameterSpec]:
+    """``Backend.parameters`` where types go by Keras' names."""
+    names = stable_names([variable_path(variable) for variable in variables])
+    return [
+        (name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype))
+        for name, variable in zip(names, variables, strict=True)
+    ]

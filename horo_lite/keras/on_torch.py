@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import keras
@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from horo_lite import functions
-from horo_lite.arrays import flat, is_torch, to_torch
+from horo_lite.arrays import is_torch, to_torch
 from horo_lite.compression import resolve
-from horo_lite.context import current
-from horo_lite.exchange_options import ExchangeOptions, stable_names, variable_path
+from horo_lite.exchange import BucketExchange
+from horo_lite.exchange_options import ExchangeOptions, ParameterSpec
 from horo_lite.functions import Min
+from horo_lite.keras.backend import parameters
 
 graph_errors = ()
 
@@ -37,53 +38,71 @@ class TorchReducer:
     """
 
     def __init__(self, options: ExchangeOptions, variables: Sequence[Any], share: bool) -> None:
-        self.context = current()
         self._share = share
         own = [native(variable) for variable in variables]
-        names = stable_names([variable_path(variable) for variable in variables])
-        self._shapes = [tuple(tensor.shape) for tensor in own]
-        self._buckets = options.buckets(
-            [
-                (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-                for name, tensor in zip(names, own, strict=True)
-            ],
-            own,
-            str(own[0].device),
-        )
+        self._parameters = parameters(variables)
+        self._exchange = BucketExchange(options, self._parameters, own, str(own[0].device))
+
+    @property
+    def context(self) -> Any:
+        """See ``backend.Reducer``."""
+        return self._exchange.context
 
     @property
     def states(self) -> dict[str, MutableMapping[str, Any]]:
-        """By parameter's name, what a compressor keeps from step to step."""
-        return self._buckets.states
+        """See ``backend.Reducer``."""
+        return self._exchange.states
 
     @torch.no_grad()
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """See ``backend.Reducer``."""
-        views = self._buckets.views
-        for index in reversed(range(len(views))):
-            if gradients[index] is not None:
-                views[index][:] = flat(gradients[index].detach().to_dense())
-                self._buckets.ready(index)
+        own = [
+            None if gradient is None else dense(gradient, type_name)
+            for gradient, (_, _, type_name) in zip(gradients, self._parameters, strict=True)
+        ]
         return [
-            self._result(index) if used else None for index, used in enumerate(self._buckets.finish())
+            None if view is None else self._shaped(view, shape)
+            for view, (_, shape, _) in zip(self._exchange.reduce(own), self._parameters, strict=True)
         ]
 
-    def _result(self, index: int) -> Any:
-        view = self._buckets.views[index]
-        tensor = (view if is_torch(view) else to_torch(view)).view(self._shapes[index])
+    def _shaped(self, view: Any, shape: tuple[int, ...]) -> Any:
+        tensor = (view if is_torch(view) else to_torch(view)).view(shape)
         return tensor if self._share else tensor.clone()
 
 
 def make_reducer(
     options: ExchangeOptions, variables: Sequence[Any], gradients: Sequence[Any], share: bool
 ) -> TorchReducer:
-    """The buckets of these variables; names are their paths in the model."""
+    """See ``TorchReducer``."""
     return TorchReducer(options, variables, share)
 
 
-def dense(gradient: Any) -> Any:
-    """A sparse tensor as a dense one."""
-    return gradient.to_dense() if gradient.is_sparse else gradient
+def dense(gradient: Any, type_name: str) -> Any:
+    """Without its history."""
+    own = gradient.detach()
+    return (own.to_dense() if own.is_sparse else own).to(getattr(torch, type_name))
+
+
+def on_host(
+    function: Callable[[Sequence[Any]], Sequence[Any]], tensors: Sequence[Any], outputs: Sequence[ParameterSpec]
+) -> list[Any]:
+    """At once, and on the tensors themselves."""
+    return [keras.ops.convert_to_tensor(value) for value in function(tensors)]
+
+
+def when(condition: Any, action: Callable[[], None], variables: Sequence[Any]) -> None:
+    """At once."""
+    if condition:
+        action()
+
+
+def in_update(optimizer: Any, action: Callable[[], Any], otherwise: Any) -> Any:
+    """Keras asks in the pass of an update only."""
+    return action()
+
+
+def settle() -> None:
+    """A step has ended when its function returns."""
 
 
 def all_true(flag: Any, options: ExchangeOptions, name: str) -> Any:

@@ -16,7 +16,8 @@ from horo_lite.context import rank
 from horo_lite.errors import ArgumentError, HorovodInternalError
 from horo_lite.keras.compressor_states import States, as_arrays, read_model
 from horo_lite.keras.cooperation import exchange_of
-from horo_lite.keras.optimizer import Distributed, DistributedOptimizer
+from horo_lite.keras.optimizer import DistributedOptimizer
+from horo_lite.keras.wrapper import Distributed
 
 
 def load_model(

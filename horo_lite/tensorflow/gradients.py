@@ -14,10 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from horo_lite import functions
-from horo_lite.context import current
 from horo_lite.errors import HorovodInternalError
+from horo_lite.exchange import BucketExchange
 from horo_lite.exchange_options import ExchangeOptions, ParameterSpec
-from horo_lite.gradients import GradientBuckets
 from horo_lite.interfaces import Reduction
 from horo_lite.tensorflow import bridge
 from horo_lite.tensorflow.collectives import grouped_allgather
@@ -51,9 +50,7 @@ class GradientReducer:
     ) -> None:
         self._options = options
         self._parameters = list(parameters)
-        self._variables = list(variables)
         self._share = share
-        self.context = current()
         number = next(_counts.setdefault(options.process_set.process_set_id or 0, itertools.count()))
         self._label = f"{options.label}.{number}"
         kinds = functions.allgather_object(
@@ -62,27 +59,20 @@ class GradientReducer:
         self._sparse, self._expected = self._agree(kinds)
         self._dense = [i for i in range(len(self._parameters)) if i not in self._sparse]
         self._place = {index: place for place, index in enumerate(self._dense)}
-        self._buckets = self._make_buckets()
-
-    def _make_buckets(self) -> GradientBuckets:
-        """With nothing dense too: ranks must agree on that as well."""
-        return self._options.buckets(
-            [self._parameters[i] for i in self._dense], [self._variables[i] for i in self._dense]
+        # With nothing dense too: ranks must agree on that as well.
+        self._exchange = BucketExchange(
+            options, [self._parameters[i] for i in self._dense], [variables[i] for i in self._dense]
         )
 
-    def _renew(self) -> None:
-        """A graph outlives the world that it was traced in, where training goes on after a failure: new buckets."""
-        if self.context is current():
-            return
-        self.context, kept = current(), self.states
-        self._buckets = self._make_buckets()
-        for name, state in self.states.items():
-            state.update(kept[name])
+    @property
+    def context(self) -> Any:
+        """The world that the buckets belong to."""
+        return self._exchange.context
 
     @property
     def states(self) -> dict[str, MutableMapping[str, Any]]:
         """By parameter's name, what a compressor keeps from step to step."""
-        return self._buckets.states
+        return self._exchange.states
 
     def _agree(self, kinds: list[list[str]]) -> tuple[list[int], set[int]]:
         """Which gradients are gathered as rows, and which exist on some rank."""
@@ -117,7 +107,7 @@ class GradientReducer:
 
     def close(self) -> None:
         """Give the buckets back."""
-        self._buckets.close()
+        self._exchange.buckets.close()
 
     # --- eager -------------------------------------------------------------------------------------------------
 
@@ -125,21 +115,16 @@ class GradientReducer:
         results: list[Gradient] = [None] * len(gradients)
         for index in reversed(self._dense):
             if gradients[index] is not None:
-                self._put(index, bridge.to_array(gradients[index]))
+                self._exchange.put(self._place[index], bridge.to_array(gradients[index]))
         self._gather(gradients, results)
-        used_somewhere = self._buckets.finish() if self._dense else []
+        used_somewhere = self._exchange.finish() if self._dense else []
         for index, used in zip(self._dense, used_somewhere, strict=True):
             if used:
                 results[index] = bridge.to_tensor(self._result(index))
         return results
 
-    def _put(self, index: int, array: Any) -> None:
-        place = self._place[index]
-        np.copyto(self._buckets.views[place], array.reshape(-1))
-        self._buckets.ready(place)
-
     def _result(self, index: int) -> Any:
-        view = self._buckets.views[self._place[index]].reshape(self._parameters[index][1])
+        view = self._exchange.result(self._place[index]).reshape(self._parameters[index][1])
         return view if self._share else view.copy()
 
     # --- in a graph --------------------------------------------------------------------------------------------
@@ -160,7 +145,7 @@ class GradientReducer:
         specs = [tf.TensorSpec(self._parameters[i][1], self._parameters[i][2]) for i in returned]
 
         def finish(_: Any) -> list[Any]:
-            self._check_expected(self._buckets.finish(), returned)
+            self._check_expected(self._exchange.finish(), returned)
             return [*(self._result(index) for index in returned), np.int64(len(returned))]
 
         *reduced, done = bridge.wait(tickets, finish, [*specs, tf.TensorSpec((), tf.int64)], label)
@@ -171,9 +156,9 @@ class GradientReducer:
 
     def _starter(self, indices: list[int]) -> Any:
         def start(arrays: list[Any]) -> None:
-            self._renew()
+            self._exchange.renew()
             for index, array in zip(indices, arrays, strict=True):
-                self._put(index, array)
+                self._exchange.put(self._place[index], array)
 
         return start
 
@@ -182,7 +167,7 @@ class GradientReducer:
         parts: list[list[int]] = []
         room = 0
         for index in reversed(indices):
-            nbytes = self._buckets.views[self._place[index]].nbytes
+            nbytes = self._exchange.result(self._place[index]).nbytes
             if nbytes > room:
                 parts.append([])
                 room = _SUBMIT_BYTES

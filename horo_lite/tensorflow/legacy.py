@@ -7,18 +7,12 @@ They compute, reduce and apply in separate public steps, any of which a script m
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any, cast
 
 import tensorflow as tf
 
-from horo_lite.context import current
-from horo_lite.errors import ArgumentError
-from horo_lite.exchange_options import ExchangeOptions, chosen_groups, reduced_among_local
-from horo_lite.functions import Average, Sum, reduction_of
-from horo_lite.tensorflow.compression import for_tensorflow
-from horo_lite.tensorflow.gradients import GradientReducer
-from horo_lite.tensorflow.tape import parameter_specs
+from horo_lite.optimizer_exchange import OptimizerExchange, settings_for
+from horo_lite.tensorflow import backend
 
 
 def is_legacy(optimizer: Any) -> bool:
@@ -29,58 +23,11 @@ def is_legacy(optimizer: Any) -> bool:
     )
 
 
-class _Exchange:
+class _Exchange(OptimizerExchange):
     """What one wrapped optimizer needs besides its own state."""
 
-    def __init__(self, options: ExchangeOptions, passes: int, average_passes: bool) -> None:
-        self.options = options
-        self.passes = passes
-        self.average_passes = average_passes
-        self.local: set[int] = set()
-        self.reduced = False  # by compute_gradients; apply_gradients does not reduce again
-        self._reducer: GradientReducer | None = None
-        self._variables: list[int] = []
-        self._sums: list[tf.Variable] = []
-        self.count: tf.Variable | None = None
-
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Gradients as the wrapped optimizer is to see them."""
-
-        def reduce(places: list[int]) -> list[Any]:
-            own, chosen = [variables[place] for place in places], [gradients[place] for place in places]
-            known = [id(variable) for variable in own]
-            if self._reducer is None or known != self._variables or self._reducer.context is not current():
-                self._reducer = GradientReducer(self.options, parameter_specs(own), own, chosen)
-                self._variables = known
-            return self._reducer.reduce(chosen)
-
-        local = [id(variable) in self.local for variable in variables]
-        return reduced_among_local(self.options, gradients, local, reduce)
-
-    def accumulate(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Any) -> Any:
-        """Add one pass; on the last of a window reduce the sums and apply them."""
-        if self.count is None:
-            with tf.init_scope():
-                self.count = tf.Variable(0, trainable=False, name="accumulated_passes")
-                self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
-        for total, gradient in zip(self._sums, gradients, strict=True):
-            if gradient is not None:
-                total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
-        self.count.assign_add(1)
-        factor = 1.0 / self.passes if self.average_passes else 1.0
-
-        def update() -> tf.Tensor:
-            sums = [
-                None if gradient is None else total * tf.cast(factor, total.dtype)
-                for total, gradient in zip(self._sums, gradients, strict=True)
-            ]
-            apply(self.reduce(sums, variables))
-            for total in self._sums:
-                total.assign(tf.zeros_like(total))
-            cast(Any, self.count).assign(0)
-            return tf.constant(True)
-
-        return tf.cond(self.count >= self.passes, update, lambda: tf.constant(False))
+    reduced = False
+    """By ``compute_gradients``; ``apply_gradients`` does not reduce again."""
 
 
 class _Legacy:
@@ -90,7 +37,7 @@ class _Legacy:
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays this rank's own."""
-        self.horo_lite.local.add(id(var))
+        self.horo_lite.local.append(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Compute gradients and reduce them."""
@@ -101,7 +48,7 @@ class _Legacy:
         return self._reduced(list(super()._compute_gradients(*args, **kwargs)))  # type: ignore[misc]
 
     def _reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        if self.horo_lite.passes > 1 or not pairs:
+        if self.horo_lite.settings.passes > 1 or not pairs:
             return pairs
         gradients, variables = zip(*pairs, strict=True)
         self.horo_lite.reduced = True
@@ -116,40 +63,28 @@ class _Legacy:
             exchange.reduced = False
             return step(pairs, *args, **kwargs)
         gradients, variables = zip(*pairs, strict=True)
-        if exchange.passes == 1:
+        if exchange.settings.passes == 1:
             reduced = exchange.reduce(gradients, variables)
             return step(list(zip(reduced, variables, strict=True)), *args, **kwargs)
         with tf.init_scope():
             getattr(self, "build", lambda _: None)(list(variables))
-        exchange.accumulate(
-            gradients, variables, lambda sums: step(list(zip(sums, variables, strict=True)), *args, **kwargs)
-        )
+
+        def update(sums: list[Any]) -> None:
+            step(list(zip(exchange.reduce(sums, variables), variables, strict=True)), *args, **kwargs)
+
+        exchange.accumulate(gradients, variables, update)
         return cast(Any, self).iterations
 
 
-def wrap(optimizer: Any, arguments: dict[str, Any]) -> Any:
-    """A legacy optimizer that reduces its gradients; the arguments are those of ``DistributedOptimizer``."""
-    if reduction_of(None, arguments["op"]) not in (Average, Sum):
-        raise ArgumentError(f"op={arguments['op']!r}: a Keras optimizer takes Average or Sum")
-    passes = int(arguments["backward_passes_per_step"])
-    if passes < 1:
-        raise ArgumentError(f"backward_passes_per_step={passes}: expected 1 or more")
-    options = ExchangeOptions(
-        op=arguments["op"],
-        gradient_predivide_factor=arguments["gradient_predivide_factor"],
-        compression=for_tensorflow(arguments["compression"]),
-        sparse_as_dense=arguments["sparse_as_dense"],
-        groups=chosen_groups(arguments["groups"], arguments["num_groups"], lambda variable: variable),
-        process_set=arguments["process_set"],
-        scale_local_gradients=arguments["scale_local_gradients"],
-        label=f"Distributed{type(optimizer).__name__}",
-    )
+def wrap(optimizer: Any, name: str | None, keywords: dict[str, Any]) -> Any:
+    """A legacy optimizer that reduces its gradients; the keywords are those of ``DistributedOptimizer``."""
+    settings = settings_for(optimizer, backend, **keywords)
     base = type(optimizer)
     body = {"__module__": base.__module__, "__doc__": base.__doc__}
     config = optimizer.get_config()
-    if arguments["name"] is not None:
-        config["name"] = arguments["name"]
+    if name is not None:
+        config["name"] = name
     wrapped_class = type(base.__name__, (_Legacy, base), body)
     wrapped = wrapped_class.from_config(config)  # type: ignore[attr-defined]
-    wrapped.horo_lite = _Exchange(options, passes, bool(arguments["average_aggregated_gradients"]))
+    wrapped.horo_lite = _Exchange(settings, backend)
     return wrapped

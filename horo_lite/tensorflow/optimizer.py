@@ -35,8 +35,7 @@ def DistributedOptimizer(
     """
     from horo_lite.tensorflow import legacy
 
-    arguments = {
-        "name": name,
+    keywords = {
         "compression": compression,
         "sparse_as_dense": sparse_as_dense,
         "backward_passes_per_step": backward_passes_per_step,
@@ -49,7 +48,7 @@ def DistributedOptimizer(
         "scale_local_gradients": scale_local_gradients,
     }
     if legacy.is_legacy(optimizer):
-        return legacy.wrap(optimizer, arguments)
-    from horo_lite.keras import optimizer as keras_optimizer
+        return legacy.wrap(optimizer, name, keywords)
+    from horo_lite.keras.optimizer import DistributedOptimizer as for_keras
 
-    return keras_optimizer.DistributedOptimizer(optimizer, **arguments)
+    return for_keras(optimizer, name, **keywords)

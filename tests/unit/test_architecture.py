@@ -34,7 +34,12 @@ MAY_IMPORT = {
 ABOVE_ENGINE_MUST_NOT = {"transport", "collectives"}
 UNRELATED = {"torch": {"tensorflow", "keras"}, "tensorflow": {"torch"}}
 IMPORTS_MPI4PY = re.compile(r"^\s*(import|from) mpi4py\b", re.MULTILINE)
-FRAMEWORKS = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}, "keras": {"tensorflow", "keras", "torch"}}
+FRAMEWORKS = {
+    "torch": {"torch"},
+    "tensorflow": {"tensorflow", "keras"},
+    "keras": {"tensorflow", "keras", "torch", "jax"},
+    "jax": set[str](),
+}
 
 
 class Import(NamedTuple):

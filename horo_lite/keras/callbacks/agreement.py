@@ -53,6 +53,7 @@ class JoinCallback(keras.callbacks.Callback):
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        bridge().settle()
         longest = functions.join()
         broadcast_variables([*self.model.weights, *self.model.optimizer.variables], longest)
 

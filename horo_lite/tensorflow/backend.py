@@ -1,20 +1,20 @@
-"""Keras on TensorFlow. See ``backend.Bridge``."""
+"""What wrapped optimizers need of TensorFlow. See ``horo_lite.keras.backend.Bridge``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from horo_lite.exchange_options import ExchangeOptions
+from horo_lite.exchange_options import ExchangeOptions, ParameterSpec
 from horo_lite.functions import Min
 from horo_lite.tensorflow import bridge
 from horo_lite.tensorflow.collectives import allreduce
 from horo_lite.tensorflow.compression import for_tensorflow
 from horo_lite.tensorflow.gradients import GradientReducer
-from horo_lite.tensorflow.tape import parameter_specs
+from horo_lite.tensorflow.tape import parameter_specs as parameters
 from horo_lite.tensorflow.variables import unwrapped
 
 graph_errors = (tf.errors.OpError,)
@@ -33,14 +33,36 @@ def compression(compression: Any) -> Any:
 def make_reducer(
     options: ExchangeOptions, variables: Sequence[Any], gradients: Sequence[Any], share: bool
 ) -> GradientReducer:
-    """The buckets of these variables; names are their paths in the model."""
+    """Dense gradients in buckets, sparse ones gathered."""
     own = [unwrapped(variable) for variable in variables]
-    return GradientReducer(options, parameter_specs(variables), own, gradients, share)
+    return GradientReducer(options, parameters(variables), own, gradients, share)
 
 
-def dense(gradient: Any) -> Any:
+def dense(gradient: Any, type_name: str) -> Any:
     """``tf.IndexedSlices`` as a tensor; rows of equal index are added."""
-    return tf.convert_to_tensor(gradient)
+    return tf.cast(tf.convert_to_tensor(gradient), type_name)
+
+
+def on_host(
+    function: Callable[[Sequence[Any]], Sequence[Any]], tensors: Sequence[Any], outputs: Sequence[ParameterSpec]
+) -> list[Any]:
+    """At once, or as nodes of the graph."""
+    specs = [tf.TensorSpec(shape, type_name) for _, shape, type_name in outputs]
+    return bridge.exchange(tensors, function, lambda results: list(results), specs, "on_host")
+
+
+def when(condition: Any, action: Callable[[], None], variables: Sequence[Any]) -> None:
+    """At once, or as a branch of the graph."""
+    tf.cond(condition, action, lambda: None)
+
+
+def in_update(optimizer: Any, action: Callable[[], Any], otherwise: Any) -> Any:
+    """Keras asks in the pass of an update only."""
+    return action()
+
+
+def settle() -> None:
+    """A step has ended when its function returns."""
 
 
 def all_true(flag: Any, options: ExchangeOptions, name: str) -> Any:
