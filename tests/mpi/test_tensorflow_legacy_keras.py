@@ -51,13 +51,19 @@ def test_gradients_that_were_computed_by_the_optimizer_are_reduced_once(hvd, kin
 
 @pytest.mark.ranks(2)
 @KINDS
-def test_two_passes_per_update(hvd, kind):
+@pytest.mark.parametrize("graph", [False, True])
+def test_two_passes_per_update(hvd, kind, graph):
     w = tf.Variable([0.0])
     optimizer = hvd.DistributedOptimizer(
         sgd(kind), backward_passes_per_step=2, average_aggregated_gradients=True
     )
-    for value in (1.0, 3.0, 5.0, 5.0):  # means over passes 2 and 5, over ranks 3 and 7.5
+
+    def step(value):
         optimizer.apply_gradients([(tf.fill([1], value * (hvd.rank() + 1.0)), w)])
+
+    step = tf.function(step) if graph else step
+    for value in (1.0, 3.0, 5.0, 5.0):  # means over passes 2 and 5, over ranks 3 and 7.5
+        step(tf.constant(value))
     assert float(w[0]) == -10.5
     assert int(optimizer.iterations) == 2
 
