@@ -96,7 +96,7 @@ class GradientBuckets:
         if device == "cpu":
             keep_freed(context.config.keep_freed_bytes)
         self._orders_buckets = False
-        self._order: list[int] | None = None if len(self._plan.buckets) > 1 else [0] * len(self._plan.buckets)
+        self._order = None if len(self._plan.buckets) > 1 else list(range(len(self._plan.buckets)))
         self.number = self._lane.enter(self)
         self._memory = self._make_memory()
         self.in_use = True

@@ -37,6 +37,9 @@ def rank0_first(process_set: ProcessSet = global_process_set) -> Iterator[None]:
 
         with hvd.rank0_first():
             dataset = download("data")      # the others find it there
+
+    Args:
+        process_set: the ranks that go through it.
     """
     first = process_set.rank() == 0
     if not first:

@@ -8,7 +8,11 @@ from horo_lite.process_sets import ProcessSet, global_process_set
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the process set has called it."""
+    """Return when every rank of the process set has called it.
+
+    Args:
+        process_set: the ranks that wait for one another.
+    """
     call(process_set, "barrier", None, lambda _: Barrier(""))
 
 
@@ -18,8 +22,11 @@ def join(device: int = -1) -> int:
     It contributes zeros to Sum and Average (which still divides by all ranks), the identity to Min, Max and
     Product, and no rows to gathers. A broadcast from a joined rank is an error on all ranks.
 
+    Args:
+        device: not needed; accepted as in Horovod.
+
     Returns:
-        The rank that joined last.
+        The global rank that joined last.
     """
     planned = global_process_set.member().planned
     if planned is not None:

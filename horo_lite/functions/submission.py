@@ -56,6 +56,9 @@ def made(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> tu
 def synchronize(handle: Handle) -> Any:
     """Wait for an asynchronous operation and return its result.
 
+    Args:
+        handle: what an asynchronous form returned.
+
     Raises:
         HorovodInternalError: it failed, on this rank or on another.
     """

@@ -33,6 +33,8 @@ def save_checkpoint(
 
     Args:
         path: where rank 0 writes; folders are made.
+        model: its ``state_dict()`` is written, from rank 0.
+        optimizer: its state is written, from rank 0; what a compressor keeps per rank, from every rank.
         extra: tensors, numbers, strings, and dictionaries, lists and tuples of these (``scheduler.state_dict()``,
             the epoch), from rank 0.
 
@@ -65,6 +67,11 @@ def load_checkpoint(
     """Collective: read a checkpoint on rank 0 and give it to all ranks, of which there may be more or fewer now.
 
     At another number of ranks, what a compressor kept per rank becomes the mean over the former ranks.
+
+    Args:
+        path: where rank 0 reads.
+        model: it receives the model's state; None leaves it unread.
+        optimizer: wrapped or not, it receives the optimizer's state; None leaves it unread.
 
     Returns:
         ``extra`` as it was saved.

@@ -18,7 +18,12 @@ from horo_lite.functions import allgather_object
 
 
 class DistributedSampler(_TorchSampler):
-    """torch's ``DistributedSampler`` with this world's size and rank; call ``set_epoch`` before each epoch."""
+    """torch's ``DistributedSampler`` with this world's size and rank; call ``set_epoch`` before each epoch.
+
+    Args:
+        dataset, shuffle, seed, drop_last: as torch takes them.
+        num_replicas, rank: by default ``size()`` and ``rank()``.
+    """
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ def check_shards(data: Any, process_set: ProcessSet = global_process_set) -> Non
 
     Args:
         data: this rank's DataLoader, sampler, dataset or list.
+        process_set: the ranks that are compared.
     """
     shards = allgather_object((len(data), _fingerprint(data)), "check_shards", process_set)
     lengths = [length for length, _ in shards]

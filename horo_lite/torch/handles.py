@@ -36,6 +36,9 @@ class Follow:
 def synchronize(handle: Handle | Follow) -> Any:
     """Wait for an asynchronous operation and return its result.
 
+    Args:
+        handle: what an asynchronous form returned.
+
     Raises:
         HorovodInternalError: it failed, on this rank or on another.
     """

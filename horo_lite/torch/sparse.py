@@ -29,7 +29,9 @@ def sparse_allreduce_async(
 
     Args:
         tensor: shape and number of sparse dimensions must agree over ranks, the number of elements need not.
+        name: what it is matched by.
         op: Average or Sum.
+        process_set: the ranks that take part.
 
     Returns:
         A handle; calling it, or ``synchronize``, returns the coalesced sparse result.

@@ -22,7 +22,7 @@ class SyncBatchNorm(_BatchNorm):
     Batches may differ in size. ``eval()`` communicates nothing.
 
     Args:
-        num_features, eps, momentum, affine, track_running_stats: as ``torch.nn.BatchNorm2d`` takes them.
+        num_features, eps, momentum, affine, track_running_stats, device, dtype: as ``torch.nn.BatchNorm2d`` takes them.
         process_set: the ranks that normalise together.
     """
 

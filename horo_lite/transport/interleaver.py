@@ -80,16 +80,7 @@ class Interleaver:
         replies: list[Any] = [None] * self.size
         live = set(schedules)
         while live:
-            runnable = [rank for rank in sorted(live) if self._can_go_on(rank)]
-            choices = runnable + self._matched
-            if not choices:
-                waits = "; ".join(
-                    f"rank {rank} waits for {self._describe(rank)}" for rank in sorted(live)
-                )
-                raise DeadlockError(f"no rank can go on: {waits}")
-            weights = [self._pace[rank] for rank in runnable]
-            weights += [self._pace[recv.rank] for _, recv in self._matched]
-            (choice,) = self._random.choices(choices, weights)
+            choice = self._choose(live)
             if not isinstance(choice, int):
                 self._deliver(*choice)
                 continue
@@ -108,6 +99,19 @@ class Interleaver:
                     f"rank {half.rank} and rank {half.peer} disagree about a message"
                 )
         return results
+
+    def _choose(self, live: set[int]) -> int | tuple[_Half, _Half]:
+        """What happens next: a rank goes on, or a matched message arrives."""
+        runnable = [rank for rank in sorted(live) if self._can_go_on(rank)]
+        choices: list[int | tuple[_Half, _Half]] = [*runnable, *self._matched]
+        if not choices:
+            waits = "; ".join(
+                f"rank {rank} waits for {self._describe(rank)}" for rank in sorted(live)
+            )
+            raise DeadlockError(f"no rank can go on: {waits}")
+        weights = [self._pace[rank] for rank in runnable]
+        weights += [self._pace[recv.rank] for _, recv in self._matched]
+        return self._random.choices(choices, weights)[0]
 
     def _check_waited(self, rank: int) -> None:
         for half in self._open[rank]:

@@ -36,6 +36,18 @@ class Step(NamedTuple):
     """Rank 0's."""
 
 
+class Halve:
+    """Horovod's way: the mean of what was compressed is decompressed."""
+
+    @staticmethod
+    def compress(tensor):
+        return (tensor / 2).astype(np.float16), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor.astype(ctx) * 2
+
+
 def is_tensor(array: Any) -> bool:
     return not isinstance(array, np.ndarray)
 

@@ -11,7 +11,7 @@ import pytest
 from horo_lite.compression import Compression, as_compressor, is_compression, resolve
 from horo_lite.errors import ArgumentError
 from horo_lite.interfaces import Parameter
-from tests.contracts.compression import fresh_states, host, run
+from tests.contracts.compression import Halve, fresh_states, host, run
 
 
 def rows(*values: list[float]) -> list[list[np.ndarray]]:
@@ -70,18 +70,6 @@ def test_the_casts_are_usable_as_horovods(framework):
         assert method.decompress(*method.compress(integers)).dtype == integers.dtype
     assert Compression.none.compress(tensor) == (tensor, None) or framework != "torch"
     assert Compression.none.decompress(tensor, None) is tensor
-
-
-class Halve:
-    """Horovod's way: the mean of what was compressed is decompressed."""
-
-    @staticmethod
-    def compress(tensor):
-        return (tensor / 2).astype(np.float16), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor, ctx):
-        return tensor.astype(ctx) * 2
 
 
 class OwnInt8:
