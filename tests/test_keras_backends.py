@@ -16,7 +16,7 @@ FILES = sorted((ROOT / "tests" / "mpi").glob("test_keras_*.py"))
 # One of each kind: a compiled step and an eager one, both accumulations, scaled losses, callbacks, a saved model.
 SOME = """
     test_fit_equals_one_process and adam or test_a_loop or test_two_passes_per_update or reduced_once_per_update
-    or test_loss_scaling_skips or test_broadcast_makes or test_learning_rate or test_ranks_with_different_numbers
+    or test_loss_scaling_skips or test_broadcast_makes or test_ranks_with_different_numbers
     or test_what_compression_left or test_fit_goes_on
 """
 
