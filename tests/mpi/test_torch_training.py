@@ -136,10 +136,11 @@ def test_equals_one_process_with_compilation_and_checkpointing(hvd, device):
 @pytest.mark.parametrize("compression", ["fp16", "bf16", "topk", "powersgd"])
 @pytest.mark.ranks(2, 3)
 def test_compressed_training_stays_identical_and_keeps_its_state(hvd, device, compression):
+    method = getattr(hvd.Compression, compression)
     model = make_model(device).float()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters(),
-        compression=getattr(hvd.Compression, compression),
+        compression=method(1) if compression == "powersgd" else method,  # a higher rank leaves the 8 x 5 weights whole
     )
     got = train(model, optimizer, lambda step: batch(step, hvd.rank(), device).float())
     assert_bit_identical(hvd, got)
