@@ -14,7 +14,7 @@ from horo_lite.engine.tuning import describe
 from horo_lite.interfaces import Reduction
 from tests.unit.worlds import Lanes
 
-LARGE = 300_000  # float64, more than anything that is settled
+LARGE = 600_000  # 4.8 MB: more than is laid out
 
 
 def test_shared_memory_is_preferred_unless_another_is_clearly_faster():
