@@ -1,4 +1,4 @@
-"""``horo_lite.run``: a function on several ranks, from a notebook or a script. Started as a module, it is one rank.
+"""``horo_lite.run``: a function on several ranks, from a notebook or a script.
 
 The function travels through a file of mode 0600 in a folder of mode 0700, both made here, and over the job's own MPI:
 nothing else is ever unpickled.
@@ -15,11 +15,10 @@ from typing import Any
 
 import cloudpickle
 
-from horo_lite import context, functions
 from horo_lite.engine.faults.parent import end_with_parent
 from horo_lite.errors import HorovodInternalError
 
-_CALL, _RESULTS = "call.pkl", "results.pkl"
+CALL, RESULTS = "call.pkl", "results.pkl"
 
 
 def run(
@@ -49,32 +48,13 @@ def run(
     given = {"--hosts": hosts, "--hostfile": hostfile, "--timeout": timeout_s}
     words += [word for option, value in given.items() if value is not None for word in (option, str(value))]
     with tempfile.TemporaryDirectory(prefix="horo-lite-") as folder:  # mode 0700, as mkdtemp makes it
-        call = Path(folder, _CALL)
+        call = Path(folder, CALL)
         call.touch(mode=0o600)
         call.write_bytes(cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))))
         command = [sys.executable, "-m", "horo_lite.cli", "run", *words, *options]
-        command += [sys.executable, "-m", __name__, folder]
+        command += [sys.executable, "-m", "horo_lite.cli.function_rank", folder]
         status = subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode
         if status != 0:
             raise HorovodInternalError(f"run({func!r}, np={np}): the job ended with status {status}")
-        results: list[Any] = cloudpickle.loads(Path(folder, _RESULTS).read_bytes())
+        results: list[Any] = cloudpickle.loads(Path(folder, RESULTS).read_bytes())
         return results
-
-
-def _rank(folder: Path) -> None:
-    """One rank: other hosts do not see the folder, so rank 0 reads and writes for all."""
-    context.init()
-    pickled = (folder / _CALL).read_bytes() if context.rank() == 0 else None
-    call = functions.broadcast_object(pickled, name="horo_lite.run.call")
-    context.shutdown()
-    func, args, kwargs = cloudpickle.loads(call)
-    result = func(*args, **kwargs)
-    context.init()
-    results = functions.allgather_object(result, name="horo_lite.run.results")
-    if context.rank() == 0:
-        (folder / _RESULTS).write_bytes(cloudpickle.dumps(results))
-    context.shutdown()
-
-
-if __name__ == "__main__":
-    _rank(Path(sys.argv[1]))

@@ -134,8 +134,7 @@ def check_world(launch: Launch, config: Config, size: int, library: str) -> None
     if size > 1:
         return
     if launch.announced == 1:
-        script = sys.argv[0] if sys.argv and sys.argv[0].endswith(".py") else "train.py"
-        logger.info("one process; to train on 4: horo-lite run -np 4 python %s", script)
+        logger.info("one process; to train on 4: %s", _how_to_start_more())
         return
     variable, announced = launch.variable, launch.announced
     if config.allow_single:
@@ -147,6 +146,13 @@ def check_world(launch: Launch, config: Config, size: int, library: str) -> None
         "horo-lite run -np N python train.py picks the launcher that fits the library; horo-lite doctor shows both. "
         "To go on with one process: HORO_LITE_ALLOW_SINGLE=1."
     )
+
+
+def _how_to_start_more() -> str:
+    if "ipykernel" in sys.modules:
+        return "horo_lite.run(function, np=4)"
+    script = sys.argv[0] if sys.argv and sys.argv[0].endswith(".py") else "train.py"
+    return f"horo-lite run -np 4 python {script}"
 
 
 _LAUNCHERS = {

@@ -18,6 +18,7 @@ def test_a_function_returns_each_ranks_result(capfd):
         return scale * hvd.rank() + offset, float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
 
     assert horo_lite.run(work, (10,), {"offset": 5}, np=2, timeout_s=60) == [(5, 2.0), (15, 2.0)]
+    assert "Warning" not in capfd.readouterr().err
 
 
 def test_a_function_that_fails_on_one_rank(capfd):

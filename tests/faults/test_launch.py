@@ -59,6 +59,10 @@ def test_one_process_is_told_how_to_start_more():
     assert done.stderr.count("\n") == 1 and "horo-lite run -np 4 python" in done.stderr
 
 
+def test_a_notebook_is_told_how_to_start_more():
+    assert "horo_lite.run(function, np=4)" in alone("import sys; sys.modules['ipykernel'] = None; " + INIT).stderr
+
+
 NO_MPI = "import sys; sys.modules['mpi4py.MPI'] = None; "  # importing it raises ImportError
 
 
