@@ -65,6 +65,7 @@ class Engine:
         self.instruments = instruments or Instruments()
         self._lanes: list[Lane] = []
         self._lock = threading.Lock()
+        self._driver: int | None = None  # the thread that holds it in ``drive``
         self._work = threading.Event()
         self._spin_polls = spin_polls
         self._direct_polls = _DIRECT_POLLS if spin_polls else 0
@@ -159,7 +160,13 @@ class Engine:
             if self._closed:
                 raise ShutDownError("Horovod was shut down while this thread waited for an operation")
             if not self._lock.acquire(timeout=_OTHER_WAITER_S):
+                if self._driver == threading.get_ident():
+                    raise HorovodInternalError(
+                        "a signal handler or a finalizer called a collective while its thread was waiting in another "
+                        "one: let it set a flag, and look at that between two steps"
+                    )
                 continue
+            self._driver = threading.get_ident()
             try:
                 while not (done() or self._closing):
                     if self._progress():
@@ -167,6 +174,7 @@ class Engine:
                         continue
                     backoff.pause()
             finally:
+                self._driver = None
                 self._lock.release()
         if not all(lane.idle for lane in self._lanes):
             self.wake()  # a message of ours may still be leaving, and others wait for it

@@ -142,10 +142,18 @@ FAULTS = {
 ALSO_ON_OPEN_MPI = {"exception", "exception in a thread", "sys.exit with a number", "SIGTERM", "SIGKILL", "os._exit",
                     "os._exit(0) while others wait"}
 
+VARIANTS = {
+    "sys.exit with a negative number", "sys.exit with another object", "quit", "KeyboardInterrupt", "abort in C",
+    "os._exit in a thread", "closed standard error", "an error that has no text", "endless recursion",
+}
+"""Others show the same way to end."""
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.openmpi] * (name in ALSO_ON_OPEN_MPI)) for name in FAULTS]
-)
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.openmpi] * (name in ALSO_ON_OPEN_MPI) + [pytest.mark.slow] * (name in VARIANTS)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in FAULTS])
 def test_a_failing_rank_ends_the_job(name):
     fault = FAULTS[name]
     env = {"HORO_LITE_TEST_FAULT": "1:1:lose"} if name == "failure in the transport" else {}
@@ -208,8 +216,11 @@ def test_a_good_end_stays_good(body):
     assert_good_end(job(body))
 
 
+BUSY = pytest.param("while True: pass", marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-@pytest.mark.parametrize("at", ["while True: pass", "[reduce('x') for _ in range(10**9)]", "time.sleep(99)"])
+@pytest.mark.parametrize("at", [BUSY, "[reduce('x') for _ in range(10**9)]", "time.sleep(99)"])
 @pytest.mark.openmpi
 def test_no_rank_outlives_mpirun(number, at):
     running = MpiJob([sys.executable, "-c", f"{PREAMBLE}print('ready', flush=True)\n{at}"], ranks=2)

@@ -165,7 +165,7 @@ def test_mpi_initialised_by_the_program_at_any_level(level):
     assert_good_end(done, f"threads {level == 'MULTIPLE'}")
 
 
-@pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
+@pytest.mark.parametrize("level", ["single", pytest.param("funneled", marks=pytest.mark.slow), "serialized"])
 @pytest.mark.parametrize("fault, says", [
     ("raise ValueError('here')", r"\[rank 1\] ValueError: here"),
     ("sys.exit(3)", r"\[rank 1\] left with exit status 3"),

@@ -91,6 +91,17 @@ def test_a_rank_in_code_that_keeps_python_out_prints_its_stacks_from_c():
     assert_bad_end(done, "rank 1 is silent", "line .* in .*held")  # untagged lines of ranks are mixed
 
 
+def test_a_collective_in_a_signal_handler_amid_another_is_refused():
+    done = job("""
+        signal.signal(signal.SIGUSR1, lambda *_: reduce("saving"))
+        if rank == 1:
+            threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            reduce("x")
+        time.sleep(60)
+    """)
+    assert_bad_end(done, r"\[rank 1\] .*a signal handler or a finalizer called a collective", "in <lambda>")
+
+
 def test_messages_that_are_lost_end_the_job():
     done = job("[reduce(f'{i}') for i in range(100)]", env={**STALL, "HORO_LITE_TEST_FAULT": "1:30:cut"})
     assert_bad_end(done, r"has waited .*rank 1 has not answered")
@@ -149,6 +160,15 @@ def test_waiting_in_join_is_no_stall():
 def test_join_while_others_have_ended():
     done = job("hvd.join() if rank == 1 else None", env=STALL)
     assert_bad_end(done, r"join\(\) has waited .*rank 0 has finished")
+
+
+def test_ranks_that_have_ended_say_for_whom_they_wait():
+    done = job("""
+        def saves():
+            until_said()
+        saves() if rank == 1 else None
+    """, ranks=3, env=ONLY_WARN, awaited="in saves")
+    assert_good_end(done, r"ranks 0, 2 came to the end \d+ s ago; the job ends once rank 1 is there too", "in saves")
 
 
 def test_long_work_suspends_the_watch():

@@ -94,7 +94,7 @@ class Inquiry:
         lines = [f"{what} has waited for {waited_s:.0f} s: {self._cause()}"]
         if self.ended:
             lines.append(
-                f"{_ranks(self.ended)} will not take part any more. Where ranks have different numbers of batches, let "
+                f"{named(self.ended)} will not take part any more. Where ranks have different numbers of batches, let "
                 "each call join() after its last one, or give all the same number of steps."
             )
         for rank in [rank for rank in self.missing if not self.answers[rank].ended][:_SHOWN]:
@@ -118,10 +118,11 @@ class Inquiry:
         if not by_state:
             return "all ranks have submitted it, but messages do not arrive (a network that is cut?)"
         return "; ".join(
-            f"{_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {state}" for state, ranks in by_state.items()
+            f"{named(ranks)} {'has' if len(ranks) == 1 else 'have'} {state}" for state, ranks in by_state.items()
         )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
+    """``ranks 1, 2``; of many the first ones."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -18,7 +18,7 @@ from horo_lite.engine.engine import Engine
 from horo_lite.engine.faults import stacks
 from horo_lite.engine.faults.channel import Channel, Note
 from horo_lite.engine.faults.ending import Ending
-from horo_lite.engine.faults.inquiry import Answer, Inquiry, Subject
+from horo_lite.engine.faults.inquiry import Answer, Inquiry, Subject, named
 from horo_lite.engine.faults.neighbour import Neighbour, processes_within_reach
 from horo_lite.engine.faults.parent import Parent, die_with_launcher
 from horo_lite.engine.handles import JOIN_NAME, Pending
@@ -30,6 +30,8 @@ _TICK_S = 0.25
 _ENDING_TICK_S = 2e-3
 _ANSWER_S = 2.0
 _DEFER_S = 5.0  # how long the first waiting rank is left to end the job for all
+_NO_LANE = ""  # of a question about what a rank does, not about an operation
+_LATE_ASKED = 4  # ranks
 _VANISHED_S = 1.0  # an orderly end is known here so soon after the first rank has made it
 
 
@@ -92,7 +94,8 @@ class Watch:
         self._last_moves = 0
         self._looks = True
         self._ended = ""
-        self._farewells = 0
+        self._farewells: dict[int, float] = {}
+        self._late_said = False
         self._wake = threading.Event()
         self._over = threading.Event()
         self._warn_s, self._abort_s = config.stall_warn_s, config.stall_abort_s
@@ -150,6 +153,7 @@ class Watch:
             for peer, note in self._channel.receive():
                 self._answering[note["is"]](peer, note)
         self._look_for_neighbour(now)
+        self._look_for_late_ranks(now)
         if self._ended or not self._looks:
             return
         try:
@@ -273,6 +277,8 @@ class Watch:
     def _on_answer(self, peer: int, note: Note) -> None:
         ranks, lane, name = note["subject"]
         fields: dict[str, Any] = note["answer"]
+        if lane == _NO_LANE and fields["stacks"]:
+            logger.info("rank %d is at (innermost call last):\n%s", peer, fields["stacks"].rstrip("\n"))
         for stall in self._stalls.values():
             if stall.inquiry is not None and stall.inquiry.subject == (tuple(ranks), lane, name):
                 stall.inquiry.answers[peer] = Answer(**{**fields, "pending": tuple(fields["pending"])})
@@ -287,11 +293,28 @@ class Watch:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _on_farewell(self, peer: int, note: Note) -> None:
-        """On rank 0: count."""
-        self._farewells += 1
-        if self._farewells == self._size:
+        """On rank 0: remember when."""
+        self._farewells[peer] = time.monotonic()
+        if len(self._farewells) == self._size:
             for rank in range(self._size):
                 self._send(rank, {"is": "over"})
+
+    def _look_for_late_ranks(self, now: float) -> None:
+        """On rank 0: those that have ended wait for the others, who may have work of their own, or hang."""
+        if self._late_said or not self._farewells or not self._first_warn_s:
+            return
+        if now - min(self._farewells.values()) < self._first_warn_s:
+            return
+        late = [rank for rank in range(self._size) if rank not in self._farewells]
+        if not late:
+            return
+        self._late_said = True
+        logger.info(
+            "%s came to the end %.0f s ago; the job ends once %s there too", named(sorted(self._farewells)),
+            now - min(self._farewells.values()), f"{named(late)} {'is' if len(late) == 1 else 'are'}",
+        )
+        for rank in late[:_LATE_ASKED]:
+            self._send(rank, {"is": "question", **Subject((rank,), _NO_LANE, "the end")._asdict()})
 
     def _on_over(self, peer: int, note: Note) -> None:
         self._over.set()
