@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _World = TypeVar("_World")
 _TIMER = signal.ITIMER_REAL
+_LEAST_INIT_S = 60.0  # ranks import frameworks at different speeds, however short the limit of operations
 _MUST_AGREE = ("algorithm", "bucket_bytes", "chunk_elements", "segment_bytes", "shared_memory", "cuda_aware")
 """Settings from which each rank derives, by itself, what the others send."""
 
@@ -91,7 +92,7 @@ def init_waits_until_every_process_has_called_it(launch: Launch, config: Config,
     if launch.announced == 1:
         return start()
     _, abort_s = config.first_stall_limits_s
-    with _stack_after(config.stall_warn_s), _killed_after(abort_s):
+    with _stack_after(config.stall_warn_s), _killed_after(abort_s and max(abort_s, _LEAST_INIT_S)):
         return start()
 
 

@@ -54,6 +54,12 @@ if os.fork():
     os._exit(0)
 """
 
+IN_HANDLER = """
+signal.signal(signal.SIGALRM, lambda *_: reduce("x"))
+signal.alarm(1)
+reduce("y") if rank else time.sleep(9)
+"""
+
 # For each heading the job that provokes it: a script, and options of ``job``.
 PROVOKED = {
     "… has waited for … s: rank … has not submitted it": (SLEEPS, {"env": STALL}),
@@ -69,10 +75,7 @@ PROVOKED = {
     "left with exit status …": ("sys.exit(3)", {}),
     "left by os._exit(…), at": ("os._exit(0) if rank else reduce('x')", {}),
     "… came to the end … s ago; the job ends once … there too": ("time.sleep(3) if rank else None", {"env": STALL}),
-    "a signal handler or a finalizer called a collective": (
-        "signal.signal(signal.SIGALRM, lambda *_: reduce('x'))\nsignal.alarm(1)\nreduce('y') if rank else time.sleep(60)",
-        {},
-    ),
+    "a signal handler or a finalizer called a collective": (IN_HANDLER, {}),
     "left for another program, …, at": ("os.execvp('true', ['true']) if rank else reduce('x')", {}),
     "rank … (process … of this node) has vanished without a word": (
         "os.kill(os.getpid(), signal.SIGKILL) if rank else reduce('x')", {"preamble": LAUNCHER_GOES_ON + PREAMBLE}
