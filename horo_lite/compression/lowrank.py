@@ -39,6 +39,10 @@ class Matrix(NamedTuple):
 class PowerSGD(Method):
     """P = M Q^T, summed and made orthonormal; Q = P^T M, summed; the mean is P Q.
 
+    It keeps its residual itself, since what bounds it is memory: the old residual is added to the gradient, multiplied
+    and written in one pass. With those that give Q, the mean and the new residual, that is seven reads and writes of
+    each element.
+
     The right factor is kept from step to step (warm start), which makes single steps of power
     iteration converge to the leading singular vectors. Parameters with one dimension, and matrices
     that would not shrink by ``min_ratio``, travel uncompressed. Shapes come from ``bind``: without it
@@ -107,7 +111,7 @@ class PowerSGD(Method):
                 self._remember(factor, states[m.place], backend)
             if self.feedback:
                 for state in states:
-                    state.pop("residual", None)
+                    state.pop("residual", None)  # a vector leaves none
                 for m, view, basis, factor in zip(matrices, views, bases, own, strict=True):
                     backend.subtract_product(view, basis, factor.reshape(m.low_rank, m.columns))
                     states[m.place]["residual"] = view.reshape(-1)

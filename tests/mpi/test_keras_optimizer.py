@@ -417,6 +417,27 @@ def test_compression(hvd):
     np.testing.assert_allclose(np.asarray(own), [-3.0, -4.0])
 
 
+@pytest.mark.ranks(2)
+def test_a_compressor_of_ones_own_sees_tensors_in_every_wrapper(hvd):
+    class Halved:
+        @staticmethod
+        def compress(tensor):
+            assert keras.ops.is_tensor(tensor)
+            return keras.ops.cast(tensor / 2, "float16"), "float32"
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            assert keras.ops.is_tensor(tensor)
+            return keras.ops.cast(tensor, ctx) * 2
+
+    C = hvd.Compression
+    for own in (Halved, C.min_size(Halved, 1), C.warmup(C.with_feedback(Halved), 0), C.per_layer({"*": Halved})):
+        w = keras.Variable([0.0, 0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=own)
+        optimizer.apply([keras.ops.convert_to_tensor([40000.0, hvd.rank() * 1.0])], [w])
+        np.testing.assert_allclose(np.asarray(w), [-40000.0, -0.5])
+
+
 @pytest.mark.ranks(3)
 def test_process_set(hvd):
     pair = hvd.ProcessSet([0, 1])
