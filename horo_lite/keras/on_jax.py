@@ -10,7 +10,6 @@ Tracing makes the buckets, so all ranks must trace the same steps in the same or
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ from horo_lite.functions import Min
 from horo_lite.keras.backend import parameters
 
 graph_errors = (jax.errors.JaxRuntimeError,)
-_counts = itertools.count(1)
 
 
 def native(variable: Any) -> Any:
@@ -59,7 +57,7 @@ class JaxReducer:
         self._label = options.label
         self._parameters = parameters(variables)
         own = [gradient is not None for gradient in gradients]
-        everyone = functions.allgather_object(own, f"{options.label}.{next(_counts)}.given", options.process_set)
+        everyone = functions.allgather_object(own, f"{options.label}.given", options.process_set)
         self._expected = {index for known in everyone for index, is_given in enumerate(known) if is_given}
         self._exchange = BucketExchange(options, self._parameters, variables)
 
