@@ -32,6 +32,7 @@ EXTRAS = {
     "bench": ["matplotlib>=3.7"],
     "test": [
         "hypothesis>=6.100",
+        "matplotlib>=3.7",
         "mypy>=1.11",
         "psutil>=5.9",
         "pytest>=8.2",
