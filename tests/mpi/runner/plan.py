@@ -57,12 +57,6 @@ def group(item: pytest.Item) -> Group:
     return Group(front_end(item.path).job, item.callspec.params["world"])  # type: ignore[attr-defined]
 
 
-def test_id(item: pytest.Item) -> str:
-    """The test's identifier, without the group that ``pytest -n`` adds: the same in ranks and in every later run."""
-    mark = item.get_closest_marker("xdist_group")
-    return item.nodeid.removesuffix(f"@{mark.args[0]}") if mark else item.nodeid
-
-
 def limit_s(item: pytest.Item) -> float:
     """How long a test may take."""
     mark = item.get_closest_marker("limit")
