@@ -190,7 +190,6 @@ def test_init_after_mpi_was_finalized():
     assert_good_end(done, "NotInitializedError", r"LaunchError init\(\) comes too late")
 
 
-@pytest.mark.openmpi
 @pytest.mark.parametrize("end", ["raise ValueError('early')", "os._exit(0)", "time.sleep(60)"])
 def test_a_rank_that_never_comes_to_init_ends_the_job(end):
     """MPICH's launcher waits for it for ever; others end the job at once if it has ended."""
