@@ -419,6 +419,9 @@ def test_compression(hvd):
 
 @pytest.mark.ranks(2)
 def test_a_compressor_of_ones_own_sees_tensors_in_every_wrapper(hvd):
+    if keras.backend.backend() == "jax":
+        pytest.skip("within a callback of jax a class of one's own is given numpy arrays")
+
     class Halved:
         @staticmethod
         def compress(tensor):
