@@ -186,7 +186,7 @@ def inside(options: argparse.Namespace) -> None:
     from mpi4py import MPI
 
     from horo_lite.config import Config
-    from horo_lite.transport.mpi import MPIWorld
+    from horo_lite.transport.mpi_world import MPIWorld
 
     transport = MPIWorld(Config()).transport()
     rank, ranks, per_host = transport.rank, transport.size, options.per_host[0]

@@ -26,7 +26,8 @@ from horo_lite.errors import (
     NotInitializedError,
 )
 from horo_lite.process_sets import Member, ProcessSet, global_process_set
-from horo_lite.transport.mpi import MPIWorld, mpi_is_running
+from horo_lite.transport.mpi import mpi_is_running
+from horo_lite.transport.mpi_world import MPIWorld
 from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import is_crowded
 

@@ -132,7 +132,7 @@ class Schedules:
 
     def __init__(self, comm: Any) -> None:
         from horo_lite.config import Config
-        from horo_lite.transport.mpi import MPIWorld
+        from horo_lite.transport.mpi_world import MPIWorld
 
         config = Config()
         world = MPIWorld(config, comm)

@@ -30,7 +30,7 @@ class RankRunner:
 def transport():
     from mpi4py import MPI
 
-    from horo_lite.transport.mpi import MPITransport
+    from horo_lite.transport.mpi_transport import MPITransport
 
     space = MPITransport(MPI.COMM_WORLD.Dup(), 1 << 30)
     yield space

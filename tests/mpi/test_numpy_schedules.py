@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horo_lite.transport.mpi import MPITransport
+from horo_lite.transport.mpi_transport import MPITransport
 from tests.contracts import collectives as contract
 from tests.contracts.runners import DriverRunner, SimulatedRunner
 

@@ -18,7 +18,7 @@ from horo_lite.config import Config  # noqa: E402
 from horo_lite.interfaces import Group, Reduction, Schedule  # noqa: E402
 from horo_lite.transport import cuda  # noqa: E402
 from horo_lite.transport.driver import run as drive  # noqa: E402
-from horo_lite.transport.mpi import MPITransport  # noqa: E402
+from horo_lite.transport.mpi_transport import MPITransport  # noqa: E402
 from tests.contracts.collectives import ALLREDUCE, WIDE_ALLREDUCE  # noqa: E402
 
 pytestmark = pytest.mark.ranks(2, 3)

@@ -28,7 +28,7 @@ _ANNOUNCED_S = 0.5  # launchers end the other ranks by SIGTERM when one fails; i
 
 
 class Job(Protocol):
-    """What is ended (``transport.mpi.MPIWorld``)."""
+    """What is ended (``transport.mpi_world.MPIWorld``)."""
 
     @property
     def finalized(self) -> bool:

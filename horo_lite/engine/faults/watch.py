@@ -23,7 +23,7 @@ from horo_lite.engine.faults.neighbour import Neighbour, processes_within_reach
 from horo_lite.engine.faults.parent import Parent, die_with_launcher
 from horo_lite.engine.handles import JOIN_NAME, Pending
 from horo_lite.log import logger
-from horo_lite.transport.mpi import MPIWorld
+from horo_lite.transport.mpi_world import MPIWorld
 from horo_lite.transport.topology import Topology
 
 _TICK_S = 0.25
