@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from horo_lite.errors import HoroLiteError, HorovodInternalError
+
 JOIN_NAME = "horo_lite.join"
 
 
@@ -51,6 +53,14 @@ class Handle:
         """Called once by the engine with why there is no result."""
         self._error = error
         self.finished = True
+
+    def fail_from(self, error: Exception) -> None:
+        """Fail by an exception from inside the operation (a user's compressor, no memory), as an error of ours."""
+        if not isinstance(error, HoroLiteError):
+            fault = HorovodInternalError(f"tensor {self.name!r} failed on this rank: {type(error).__name__}: {error}")
+            fault.__cause__ = error
+            error = fault
+        self.fail(error)
 
     @property
     def error(self) -> BaseException | None:

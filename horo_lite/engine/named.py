@@ -14,34 +14,18 @@ from collections import deque
 
 import numpy as np
 
-from horo_lite.engine.agreement import Signature
-from horo_lite.engine.control import (
-    FIRST_DATA_TAG,
-    LAID_OUT,
-    NUMBERED,
-    PLAIN,
-    ControlChannel,
-    packed,
-)
+from horo_lite.engine.control import LAID_OUT, NUMBERED, PLAIN, ControlChannel, packed
 from horo_lite.engine.coordinator import JOIN, Agreement, Coordinator, Key, Verdict
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Pending
+from horo_lite.engine.in_flight import InFlight
 from horo_lite.engine.operations import Operation, Refusal, stand_in
+from horo_lite.engine.response_cache import ResponseCache
 from horo_lite.engine.short_way import ShortWay
 from horo_lite.engine.tuning import describe
-from horo_lite.errors import (
-    ArgumentError,
-    DisagreementError,
-    HoroLiteError,
-    HorovodInternalError,
-    PeerLostError,
-    ShutDownError,
-)
+from horo_lite.errors import ArgumentError, DisagreementError, HorovodInternalError, ShutDownError
 from horo_lite.interfaces import Schedule, Transport
 from horo_lite.transport.driver import Running
-
-_CACHE_CAPACITY = 1024
-_AGREEMENTS_KEPT = 4 * _CACHE_CAPACITY
 
 
 class NamedLane:
@@ -54,25 +38,19 @@ class NamedLane:
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self.transport: Transport = fabric.transport
-        self._member = self.transport.rank
-        self._coordinator = Coordinator(fabric.ranks) if self._member == 0 else None
+        self._coordinator = Coordinator(fabric.ranks) if self.transport.rank == 0 else None
         self._submitted: deque[Operation] = deque()
         self._asked: dict[Key, Operation] = {}
         self._names: set[Key] = set()
         self._postponed: list[Operation] = []
-        self._running: list[tuple[Running, Operation]] = []
-        self._exclusive: deque[tuple[Running, Operation]] = deque()
+        self._in_flight = InFlight(self.transport, fabric.instruments)
         # Over TCP, MPICH 5.0 lets a persistent receive from any rank miss messages, from three hosts on.
         one_node = len(fabric.topology.nodes) == 1
         self._control = ControlChannel(self.transport, prepared=one_node)
         self._counters: dict[str, itertools.count[int]] = {}
-        self._started = itertools.count()
-        self._tags = self.transport.max_tag // 2 - FIRST_DATA_TAG  # the upper half is for messages between two ranks
-        self._known: dict[tuple[str, Signature], Agreement] = {}
-        self._agreed: dict[int, Agreement] = {}
-        self._newest = 0
+        self._cache = ResponseCache(self.transport.rank)
         self._stirred = False
-        self.short_way = ShortWay(self, fabric, self._control, self._coordinator)
+        self.short_way = ShortWay(self, fabric, self._control, self._cache, self._coordinator)
 
     def choices(self) -> str:
         """Which algorithms all-reduces take here, for people; "" until the first larger one has settled it."""
@@ -114,7 +92,7 @@ class NamedLane:
         if not self._stirred:
             return True
         self._stirred = False  # before the look: whoever adds something after it sets this again
-        if self._submitted or self._asked or self._running or self._exclusive or self._control.busy:
+        if self._submitted or self._asked or self._in_flight or self._control.busy:
             self._stirred = True
         return not self._stirred
 
@@ -134,9 +112,9 @@ class NamedLane:
 
     def pending(self) -> list[Pending]:
         """What is submitted and not finished; for the watch, whose thread does not hold the engine's lock."""
-        first = not self._agreed
+        first = not self._cache
         waiting = [*self._submitted, *self._asked.values()]
-        running = [operation for _, operation in [*self._running, *self._exclusive]]
+        running = self._in_flight.operations()
         return [
             Pending(str(each.key), each.signature.kind, each.handle.waiting, index >= len(waiting), first)
             for index, each in enumerate([*waiting, *running])
@@ -150,24 +128,14 @@ class NamedLane:
             moved = True
         if self.transport.size > 1 and (self._receive_control() or self._control.flush()):
             moved = True
-        if self._exclusive:
-            running, operation = self._exclusive[0]
-            if running.finished or self._advance(running, operation):
-                moved = True
-            if running.finished:
-                self._exclusive.popleft()
-        if self._running:
-            for running, operation in self._running:
-                if not running.finished and self._advance(running, operation):
-                    moved = True
-            self._running = [entry for entry in self._running if not entry[0].finished]
+        if self._in_flight.progress():
+            moved = True
         return moved
 
     def abandon(self, error: HorovodInternalError | None = None) -> None:
         """Fail everything that is waiting or under way (``shutdown``, or a fault of the transport)."""
-        operations = [*self._submitted, *self._postponed, *self._asked.values()]
-        operations += [operation for _, operation in [*self._running, *self._exclusive]]
-        for operation in operations:
+        waiting = [*self._submitted, *self._postponed, *self._asked.values()]
+        for operation in [*waiting, *self._in_flight.operations()]:
             operation.handle.fail(
                 error
                 or ShutDownError(
@@ -175,14 +143,11 @@ class NamedLane:
                     "synchronize every handle before shutdown()"
                 )
             )
-        for running, _ in [*self._running, *self._exclusive]:
-            running.close()
+        self._in_flight.close()
         self._submitted.clear()
         self._postponed.clear()
         self._asked.clear()
         self._names.clear()
-        self._running.clear()
-        self._exclusive.clear()
 
     # --- requests and verdicts -----------------------------------------------------------------------------------
 
@@ -195,7 +160,7 @@ class NamedLane:
         timeline = self._fabric.instruments.timeline
         if timeline is not None:
             timeline.begin(str(key), f"NEGOTIATE_{signature.kind.upper()}")
-        known = self.agreement_on(operation)
+        known = self._cache.find(key.name, signature, len(self._asked))
         if self._coordinator is not None:
             self.announce(self._coordinator.ask(0, key, signature if known is None else known))
         elif known is None:
@@ -214,7 +179,7 @@ class NamedLane:
         for verdict in verdicts:
             if self.transport.size > 1:
                 agreement = verdict.agreement
-                if agreement is not None and agreement.number in self._agreed:
+                if agreement is not None and agreement.number in self._cache:
                     message = NUMBERED.pack(PLAIN, agreement.number, verdict.key.counter)
                 else:
                     message = packed(verdict)
@@ -239,7 +204,7 @@ class NamedLane:
                 self.announce(self._coordinator.ask(peer, key, asked))
             return
         mark, number, counter = NUMBERED.unpack_from(message)
-        known = self._agreed[number]
+        known = self._cache[number]
         key = Key(known.name, counter)
         if self._coordinator is not None:  # values that came along are sent again, now that ranks did not meet at once
             self.announce(self._coordinator.ask(peer, key, known))
@@ -266,8 +231,8 @@ class NamedLane:
         if timeline is not None:
             timeline.end(str(verdict.key))
         if agreement is not None:
-            if agreement.number is not None and agreement.number not in self._agreed:
-                self._remember(agreement, agreement.number)
+            if agreement.number is not None and agreement.number not in self._cache:
+                self._cache.remember(agreement, agreement.number)
             self._start(operation or stand_in(agreement.signatures), agreement, laid_out)
         elif operation is None:
             return
@@ -276,29 +241,6 @@ class NamedLane:
         else:
             self._counters.clear()  # a joined rank has not counted what others did without a name
             operation.handle.succeed(self._fabric.ranks[verdict.last_joined])
-
-    def _remember(self, agreement: Agreement, number: int) -> None:
-        """Keep an agreement under its number; all members do so at the same verdict."""
-        self._agreed[number] = agreement
-        self._known[agreement.name, agreement.signatures[self._member]] = agreement
-        if len(self._known) > _CACHE_CAPACITY:
-            del self._known[next(iter(self._known))]
-        if len(self._agreed) > _AGREEMENTS_KEPT:
-            del self._agreed[next(iter(self._agreed))]
-        self._newest = number
-
-    def agreement_on(self, operation: Operation) -> Agreement | None:
-        """What the members agreed on before, where the coordinator still knows it when a request by number arrives.
-
-        Until then there may be as many new agreements as operations are under way, and each pushes an old one out.
-        """
-        known = self._known.get((operation.key.name, operation.signature))
-        return known if known is not None and self.remembers(known) else None
-
-    def remembers(self, agreement: Agreement) -> bool:
-        """See ``agreement_on``."""
-        number = agreement.number
-        return number in self._agreed and self._newest - number + len(self._asked) < _AGREEMENTS_KEPT
 
     def _start(self, operation: Operation, agreement: Agreement, laid_out: bool) -> None:
         timeline = self._fabric.instruments.timeline
@@ -310,55 +252,25 @@ class NamedLane:
             else:
                 schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
         except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
-            next(self._started)  # others use up a tag for it
-            operation.handle.fail(as_fault(error, operation.handle.name))
+            self._in_flight.skip()
+            operation.handle.fail_from(error)
             return
         running = self.begin(schedule)
-        self.take_over(running, operation, exclusive)
-        if not exclusive or len(self._exclusive) == 1:
-            self._advance(running, operation)
+        if self.take_over(running, operation, exclusive):
+            self._in_flight.advance(running, operation)
 
     def carry_out(self, schedule: Schedule, exclusive: bool, operation: Operation, polls: int) -> None:
         """Start an operation while nothing else is under way, and stay with it for some polls."""
         running = self.begin(schedule)
         self.take_over(running, operation, exclusive)
-        while not running.finished and polls:
-            polls -= not self._advance(running, operation)
-        if running.finished:
-            self._exclusive.clear()
-            self._running.clear()
+        self._in_flight.stay(running, operation, polls)
 
     def begin(self, schedule: Schedule) -> Running:
-        """The schedule of an operation that may start, with a tag of its own, the same on every member."""
-        return Running(schedule, self.transport, FIRST_DATA_TAG + next(self._started) % self._tags)
+        """The schedule of an operation that may start: whoever begins it advances it, or lets the lane take it over."""
+        return self._in_flight.begin(schedule)
 
-    def take_over(self, running: Running, operation: Operation, exclusive: bool = False) -> None:
-        """Let a schedule go on with ``progress``; an exclusive one after those before it."""
-        (self._exclusive if exclusive else self._running).append((running, operation))
+    def take_over(self, running: Running, operation: Operation, exclusive: bool = False) -> bool:
+        """Let what was begun go on with ``progress``. Returns whether it may go on at once (``InFlight.add``)."""
+        may_go_on = self._in_flight.add(running, operation, exclusive)
         self.stir()
-
-    def _advance(self, running: Running, operation: Operation) -> bool:
-        """One operation, as far as it goes. A fault in its own work fails it alone; a lost peer fails the lane."""
-        try:
-            moved = running.advance()
-            if running.finished:
-                timeline = self._fabric.instruments.timeline
-                if timeline is not None:
-                    timeline.end(operation.handle.name)
-                operation.handle.succeed(operation.result())
-        except PeerLostError:
-            raise
-        except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
-            running.close()
-            moved = True
-            operation.handle.fail(as_fault(error, operation.handle.name))
-        return moved
-
-
-def as_fault(error: Exception, name: str) -> HoroLiteError:
-    """An exception from inside an operation (a user's compressor, no memory) as the error of its handle."""
-    if isinstance(error, HoroLiteError):
-        return error
-    fault = HorovodInternalError(f"tensor {name!r} failed on this rank: {type(error).__name__}: {error}")
-    fault.__cause__ = error
-    return fault
+        return may_go_on

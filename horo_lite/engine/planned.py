@@ -17,7 +17,6 @@ import numpy as np
 
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle, Pending
-from horo_lite.engine.named import as_fault
 from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
 from horo_lite.interfaces import Schedule, Token, Transport
 from horo_lite.transport.driver import Running
@@ -206,7 +205,7 @@ class PlannedLane:
         try:
             schedule = operation.begin()
         except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
-            operation.handle.fail(as_fault(error, operation.handle.name))
+            operation.handle.fail_from(error)
             return
         self._current = Running(schedule, self.transport, self._tagging.tag(operation.place)), operation
         self._begun += 1
@@ -219,7 +218,7 @@ class PlannedLane:
         except PeerLostError:
             raise
         except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
-            operation.handle.fail(as_fault(error, operation.handle.name))
+            operation.handle.fail_from(error)
             running.close()
             self._current = None
             return True

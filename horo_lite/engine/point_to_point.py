@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from horo_lite.engine.handles import Handle, Pending
-from horo_lite.engine.named import as_fault
 from horo_lite.errors import (
     ArgumentError,
     DisagreementError,
@@ -120,7 +119,7 @@ class PointToPointLane:
             raise
         except Exception as error:  # noqa: BLE001  (belongs to whoever waits for it)
             running.finished = True
-            handle.fail(as_fault(error, handle.name))
+            handle.fail_from(error)
             return True
         if running.finished:
             handle.succeed(running.result)

@@ -28,6 +28,7 @@ from horo_lite.engine.coordinator import Agreement, Coordinator, Key
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle
 from horo_lite.engine.operations import Operation
+from horo_lite.engine.response_cache import ResponseCache
 from horo_lite.interfaces import Array, Mailbox, Reduction, Schedule
 
 if TYPE_CHECKING:
@@ -118,7 +119,12 @@ class ShortWay:
     """
 
     def __init__(
-        self, lane: NamedLane, fabric: Fabric, control: ControlChannel, coordinator: Coordinator | None
+        self,
+        lane: NamedLane,
+        fabric: Fabric,
+        control: ControlChannel,
+        cache: ResponseCache,
+        coordinator: Coordinator | None,
     ) -> None:
         self.most_bytes = fabric.settled_bytes
         shelf_bytes = max(0, -(-fabric.travelling_bytes // 16) * 16)  # each aligned for any type
@@ -128,6 +134,7 @@ class ShortWay:
         self._instruments = fabric.instruments
         self._control = control
         self._mailbox = control.mailbox
+        self._cache = cache
         self._coordinator = coordinator
         self._size = fabric.size
         self._outgoing_header = memoryview(self._mailbox.outgoing)[: NUMBERED.size]
@@ -162,7 +169,7 @@ class ShortWay:
         except TypeError:  # something in it has no hash
             return False
         lane, instruments = self._lane, self._instruments
-        if known is None or not (lane.idle and lane.remembers(known.agreement)) or instruments.timeline is not None:
+        if known is None or not (lane.idle and self._cache.holds(known.agreement)) or instruments.timeline is not None:
             return False
         header = known.header
         if not name:
@@ -215,8 +222,8 @@ class ShortWay:
             False when the operation must be submitted; True when it is finished or under way.
         """
         self._lane.name(operation)
-        agreement = self._lane.agreement_on(operation)
-        if agreement is None or not self._is_open(polls):
+        agreement = self._cache.find(operation.key.name, operation.signature) if self._is_open(polls) else None
+        if agreement is None:
             return False
         values = operation.values()
         known = self._known(agreement, operation.signature, 0 if values is None else values.nbytes)

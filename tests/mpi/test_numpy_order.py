@@ -134,10 +134,10 @@ def test_shapes_that_alternate_under_one_name(hvd):
 @pytest.mark.ranks(2, 3)
 def test_more_names_and_row_counts_than_are_remembered(hvd, monkeypatch):
     """What was agreed on is forgotten in the same order everywhere, also with requests under way."""
-    from horo_lite.engine import named
+    from horo_lite.engine import response_cache
 
-    monkeypatch.setattr(named, "_CACHE_CAPACITY", 8)
-    monkeypatch.setattr(named, "_AGREEMENTS_KEPT", 32)
+    monkeypatch.setattr(response_cache, "_CAPACITY", 8)
+    monkeypatch.setattr(response_cache, "_NUMBERED_CAPACITY", 32)
     size, rank = hvd.size(), hvd.rank()
     for _ in range(3):
         handles = [hvd.allreduce_async(np.array([1.0]), name=f"cached.{k}", op=hvd.Sum) for k in range(60)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from horo_lite.config import Config
-from horo_lite.engine import Handle, NamedLane, fabric, named, sharing
+from horo_lite.engine import Handle, NamedLane, fabric, response_cache, sharing
 from horo_lite.engine.control import NUMBERED
 from horo_lite.engine.operations import AllGather, AllReduce, Broadcast, Join, Refusal
 from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
@@ -136,14 +136,14 @@ def test_values_travel_or_are_laid_out_and_are_counted(elements):
 
 
 def test_what_was_forgotten_is_not_repeated(monkeypatch):
-    monkeypatch.setattr(named, "_AGREEMENTS_KEPT", 4)
+    monkeypatch.setattr(response_cache, "_NUMBERED_CAPACITY", 4)
     lanes = Lanes(1)
     lane = lanes.named[0]
     lanes.finish(*lanes.ask(lambda rank: reduce(1)))
     assert call(lane, 1, 3, 50, True, "kept").finished  # from now on it is known by "kept"
     assert call(lane, 1, 3, 50, True, "kept").tolist() == [1.0] * 3
     lanes.finish(*[h for k in range(5) for h in lanes.ask(lambda rank, k=k: reduce(1, f"new.{k}"))])
-    monkeypatch.setattr(named, "_AGREEMENTS_KEPT", 4096)
+    monkeypatch.setattr(response_cache, "_NUMBERED_CAPACITY", 4096)
     values = np.ones(3)
     assert lane.short_way.repeat("kept", "x", values, values, lambda: reduce(1), 50) is False
 
@@ -178,8 +178,8 @@ def test_messages_name_global_ranks():
 
 def test_what_is_remembered_is_forgotten_alike(monkeypatch):
     """Rank 1's own request never changes, while rank 0's does; the coordinator has long forgotten the first."""
-    monkeypatch.setattr(named, "_CACHE_CAPACITY", 4)
-    monkeypatch.setattr(named, "_AGREEMENTS_KEPT", 12)
+    monkeypatch.setattr(response_cache, "_CAPACITY", 4)
+    monkeypatch.setattr(response_cache, "_NUMBERED_CAPACITY", 12)
     lanes = Lanes(2, seed=4)
     lanes.finish(*lanes.ask(lambda rank: reduce(1, "first")))
     for rows in range(30):
@@ -189,8 +189,8 @@ def test_what_is_remembered_is_forgotten_alike(monkeypatch):
     handles += lanes.ask(lambda rank: reduce(1, "first"))
     assert all(result.tolist() == [2.0] * 3 for result in lanes.finish(*handles))
     for lane in lanes.named:
-        assert len(lane._agreed) <= 12
-        assert len(lane._known) <= 4
+        assert len(lane._cache._by_number) <= 12
+        assert len(lane._cache._by_signature) <= 4
 
 
 def test_a_name_under_way_is_refused_and_free_again_afterwards():
