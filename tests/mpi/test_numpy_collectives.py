@@ -52,6 +52,30 @@ def test_scalars_gather_to_one_element_each(hvd):
     assert hvd.allgather(hvd.rank() + 1).tolist() == got.tolist()
 
 
+@pytest.mark.parametrize("foreign", ["all ranks", "one rank"])
+@pytest.mark.parametrize("dtype", ["i2", "f4", "f8", "c8"])
+def test_arrays_of_either_byte_order_come_back_in_the_machines(hvd, dtype, foreign):
+    rank, size = hvd.rank(), hvd.size()
+    native = np.dtype(dtype)
+    own = (np.arange(2 * size) + rank).astype(native)
+    total = (np.arange(2 * size) * size + size * (size - 1) // 2).astype(native)
+    if foreign == "all ranks" or rank == size - 1:
+        own = own.astype(native.newbyteorder("S"))
+    parts = {
+        "allgather": (hvd.allgather(own), np.concatenate([np.arange(2 * size) + r for r in range(size)])),
+        "alltoall": (hvd.alltoall(own), np.concatenate([np.arange(2 * rank, 2 * rank + 2) + r for r in range(size)])),
+        "broadcast": (hvd.broadcast(own, size - 1), np.arange(2 * size) + size - 1),
+        "allreduce": (hvd.allreduce(own, op=hvd.Sum), total),
+        "grouped": (hvd.grouped_allreduce([own, own[:1]], op=hvd.Sum)[0], total),
+        "reducescatter": (hvd.reducescatter(own, op=hvd.Sum), total[2 * rank : 2 * rank + 2]),
+    }
+    for name, (got, want) in parts.items():
+        assert got.dtype == native and got.dtype.isnative, name
+        np.testing.assert_array_equal(got, want.astype(native), err_msg=name)
+    hvd.allreduce_(own, op=hvd.Sum)
+    np.testing.assert_array_equal(own, total)
+
+
 def test_gathered_arrays_may_be_strided_or_empty(hvd):
     rank, size = hvd.rank(), hvd.size()
     wide = np.arange(12).reshape(3, 4) + 100 * rank

@@ -19,10 +19,10 @@ Signatures = dict[int, Signature]
 
 
 def new_tensor(shape: Shape, like: Any) -> Any:
-    """An uninitialised tensor of the framework, type and device of ``like``."""
+    """An uninitialised tensor of the framework, type and device of ``like``, in the machine's byte order."""
     if is_torch(like):
         return like.new_empty(shape, requires_grad=False)
-    return np.empty(shape, like.dtype)
+    return np.empty(shape, like.dtype if like.dtype.isnative else like.dtype.newbyteorder("="))
 
 
 class Operation:
