@@ -19,7 +19,8 @@ from horo_lite.context import ProcessSet, current, global_process_set
 from horo_lite.engine.agree import agree_on_plan, gather_bytes, refuse_plan
 from horo_lite.engine.memory import BucketMemory, keep_freed, private_memory, shared_memory
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
-from horo_lite.engine.planned import Place, PlannedOperation
+from horo_lite.engine.places import Place
+from horo_lite.engine.planned import PlannedOperation
 from horo_lite.errors import ArgumentError, HorovodInternalError
 from horo_lite.interfaces import Array, Compressor, Parameter, Reduction, Schedule
 

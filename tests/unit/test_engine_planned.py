@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horo_lite.engine import planned
-from horo_lite.engine.planned import Place, PlannedOperation, Tagging
+from horo_lite.engine import desync
+from horo_lite.engine.places import Place, Tagging
+from horo_lite.engine.planned import PlannedOperation
 from horo_lite.errors import DisagreementError, ShutDownError
 from horo_lite.interfaces import Exchange, Recv, Schedule, Send, Wait
 from tests.unit.worlds import Lanes
@@ -75,7 +76,7 @@ def out_of_step(first: Place, second: Place) -> list[object]:
     ids=["step", "plan", "bucket", "new plan"],
 )  # fmt: skip
 def test_ranks_out_of_step_raise_on_both_sides(monkeypatch, first, second):
-    monkeypatch.setattr(planned, "_CHECK_AFTER_S", 0.0)
+    monkeypatch.setattr(desync, "_CHECK_AFTER_S", 0.0)
     lanes, *errors = out_of_step(first, second)
     for error in errors:
         assert isinstance(error, DisagreementError)
@@ -89,7 +90,7 @@ def test_ranks_out_of_step_raise_on_both_sides(monkeypatch, first, second):
 
 def test_a_rank_that_is_ahead_is_not_out_of_step(monkeypatch):
     """Rank 2 waits for 0 and 1. Rank 0 has done its part and begun the next bucket; rank 1 is slow."""
-    monkeypatch.setattr(planned, "_CHECK_AFTER_S", 0.0)
+    monkeypatch.setattr(desync, "_CHECK_AFTER_S", 0.0)
     lanes = Lanes(3)
 
     def sends() -> Schedule:
