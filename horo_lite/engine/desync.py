@@ -51,7 +51,7 @@ class DesyncCheck:
         self._waiting_since = 0.0
 
     def look(self, running: Running, place: Place) -> str | None:
-        """Called while an operation waits, at every poll. Returns who is out of step; None when nobody is known to be."""
+        """Called at every poll while an operation waits. Returns who is out of step; None if nobody is known to be."""
         now = time.monotonic()
         if not self._waiting_since:
             self._waiting_since = now

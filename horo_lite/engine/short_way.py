@@ -14,97 +14,26 @@ What needs more than a few polls, or another message than the expected one, turn
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from horo_lite.arrays import kernel, numpy_dtype
 from horo_lite.collectives.shared_memory import laid_out_allreduce, lay_out
 from horo_lite.engine.agreement import Signature
-from horo_lite.engine.control import LAID_OUT, NUMBERED, PLAIN, ControlChannel
+from horo_lite.engine.control import NUMBERED, ControlChannel
 from horo_lite.engine.coordinator import Agreement, Coordinator, Key
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle
 from horo_lite.engine.operations import Operation
+from horo_lite.engine.prepared import LaidOut, Prepared, PreparedAllReduce, Travelling
 from horo_lite.engine.response_cache import ResponseCache
-from horo_lite.interfaces import Array, Mailbox, Reduction, Schedule
+from horo_lite.interfaces import Array, Schedule
 
 if TYPE_CHECKING:
     from horo_lite.engine.named import NamedLane
 
 _CAPACITY = 1024
-_WHOLE_BYTES = 512 << 10
-"""Each member beyond two makes a rank that reduces everything read so much more than one that reduces a slice;
-up to here it takes less time than one more fence."""
-
-
-class _Plain:
-    """An operation that was agreed on, and nothing goes along with its request.
-
-    Attributes:
-        mark: the first byte of its messages.
-        header: its messages; the counter is that of a named operation.
-    """
-
-    mark = PLAIN
-
-    def __init__(self, agreement: Agreement) -> None:
-        self.agreement = agreement
-        self.header = self.numbered(-1)
-
-    def numbered(self, counter: int) -> bytes:
-        """The header with a counter."""
-        return NUMBERED.pack(self.mark, self.agreement.number, counter)
-
-
-class _AllReduce(_Plain):
-    """What both forms of an all-reduce keep."""
-
-    def __init__(self, agreement: Agreement, signature: Signature, size: int) -> None:
-        super().__init__(agreement)
-        self.dtype = numpy_dtype(signature.types[0])
-        self.dense_bytes = math.prod(signature.shapes[0]) * self.dtype.itemsize
-        self.kernel = kernel(signature.types[0], Reduction(signature.reduction), size, 1.0, signature.postscale)
-
-
-class _Travelling(_AllReduce):
-    """An all-reduce whose values travel with its request.
-
-    Attributes:
-        outgoing: its values in the mailbox's memory.
-        incoming: the values that the mailbox has received.
-        arrived: each member's values, where not all come at once.
-    """
-
-    def __init__(
-        self, agreement: Agreement, signature: Signature, size: int, mailbox: Mailbox, shelves: Array
-    ) -> None:
-        super().__init__(agreement, signature, size)
-        self.message_bytes = NUMBERED.size + self.dense_bytes
-        self.outgoing: Array = mailbox.outgoing[NUMBERED.size : self.message_bytes].view(self.dtype)
-        self.incoming: Array = mailbox.incoming[NUMBERED.size : self.message_bytes].view(self.dtype)
-        self.arrived: list[Array] = [shelf[: self.dense_bytes].view(self.dtype) for shelf in shelves]
-        self.combine = self.kernel.combine_block
-
-
-class _LaidOut(_AllReduce):
-    """An all-reduce whose values lie in shared memory before it is asked for.
-
-    Attributes:
-        areas: for each of two turns, the memory of all members.
-        whole: every member reduces everything.
-    """
-
-    mark = LAID_OUT
-
-    def __init__(self, agreement: Agreement, signature: Signature, fabric: Fabric) -> None:
-        super().__init__(agreement, signature, fabric.size)
-        self.areas = [
-            [area[: self.dense_bytes].view(self.dtype) for area in areas] for areas in fabric.laid_out_areas
-        ]
-        self.whole = (fabric.size - 2) * self.dense_bytes <= _WHOLE_BYTES
 
 
 class ShortWay:
@@ -140,8 +69,38 @@ class ShortWay:
         self._outgoing_header = memoryview(self._mailbox.outgoing)[: NUMBERED.size]
         self._incoming_header = memoryview(self._mailbox.incoming)[: NUMBERED.size]
         self._turn = 0  # 0 or 1; changes with every grant of what was laid out, alike on all members
-        self._by_number: dict[Hashable, _AllReduce] = {}
-        self._by_arguments: dict[Hashable, _AllReduce] = {}
+        self._by_number: dict[Hashable, PreparedAllReduce] = {}
+        self._by_arguments: dict[Hashable, PreparedAllReduce] = {}
+
+    def call(self, operation: Operation, polls: int, arguments: Hashable = None) -> bool:
+        """Any operation that was agreed on before.
+
+        Args:
+            arguments: by which ``repeat`` finds the same call again; None where it should not.
+
+        Returns:
+            False when the operation must be submitted; True when it is finished or under way.
+        """
+        self._lane.name(operation)
+        agreement = self._cache.find(operation.key.name, operation.signature) if self._is_open(polls) else None
+        if agreement is None:
+            return False
+        values = operation.values()
+        known = self._known(agreement, operation.signature, 0 if values is None else values.nbytes)
+        if isinstance(known, PreparedAllReduce) and arguments is not None:
+            _keep(self._by_arguments, arguments, known)
+        header = known.numbered(operation.key.counter)
+        result = self._exchange(known, header, values, lambda: operation, polls)
+        if result is None:
+            if isinstance(known, LaidOut):
+                schedule, exclusive = self._reduce(known, values, operation.target(self._fabric)), False
+            else:
+                schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
+            self._lane.carry_out(schedule, exclusive, operation, polls)
+        elif result is not operation:
+            operation.target(self._fabric)[:] = result
+            operation.handle.succeed(operation.result())
+        return True
 
     def repeat(
         self,
@@ -187,11 +146,16 @@ class ShortWay:
         self._count(known)
         return True
 
+    def granted_late(self, operation: Operation, agreement: Agreement) -> Schedule:
+        """The rest of an operation that was laid out here, and of which the lane has read that everyone's was."""
+        known = cast("LaidOut", self._by_number[agreement.number])
+        return self._reduce(known, operation.values(), operation.target(self._fabric))
+
     def _go_on(
-        self, known: _AllReduce, values: Array, target: Array, make: Callable[[], Operation], polls: int
+        self, known: PreparedAllReduce, values: Array, target: Array, make: Callable[[], Operation], polls: int
     ) -> Handle | bool:
         """What ``repeat`` does when the operation may start. Returns as it does."""
-        if not isinstance(known, _LaidOut):
+        if not isinstance(known, LaidOut):
             operation = make()
             schedule, exclusive = operation.schedule(known.agreement.signatures, self._fabric)
             self._lane.carry_out(schedule, exclusive, operation, polls)
@@ -207,47 +171,12 @@ class ShortWay:
         self._lane.take_over(running, operation)
         return operation.handle
 
-    def _count(self, known: _AllReduce) -> None:
+    def _count(self, known: PreparedAllReduce) -> None:
         stats = self._instruments.stats
         stats.dense_bytes += known.dense_bytes
         stats.payload_bytes += known.dense_bytes
 
-    def call(self, operation: Operation, polls: int, arguments: Hashable = None) -> bool:
-        """Any operation that was agreed on before.
-
-        Args:
-            arguments: by which ``repeat`` finds the same call again; None where it should not.
-
-        Returns:
-            False when the operation must be submitted; True when it is finished or under way.
-        """
-        self._lane.name(operation)
-        agreement = self._cache.find(operation.key.name, operation.signature) if self._is_open(polls) else None
-        if agreement is None:
-            return False
-        values = operation.values()
-        known = self._known(agreement, operation.signature, 0 if values is None else values.nbytes)
-        if isinstance(known, _AllReduce) and arguments is not None:
-            _keep(self._by_arguments, arguments, known)
-        header = known.numbered(operation.key.counter)
-        result = self._exchange(known, header, values, lambda: operation, polls)
-        if result is None:
-            if isinstance(known, _LaidOut):
-                schedule, exclusive = self._reduce(known, values, operation.target(self._fabric)), False
-            else:
-                schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
-            self._lane.carry_out(schedule, exclusive, operation, polls)
-        elif result is not operation:
-            operation.target(self._fabric)[:] = result
-            operation.handle.succeed(operation.result())
-        return True
-
-    def granted_late(self, operation: Operation, agreement: Agreement) -> Schedule:
-        """The rest of an operation that was laid out here, and of which the lane has read that everyone's was."""
-        known: Any = self._by_number[agreement.number]
-        return self._reduce(known, operation.values(), operation.target(self._fabric))
-
-    def _reduce(self, known: _LaidOut, values: Array, target: Array) -> Schedule:
+    def _reduce(self, known: LaidOut, values: Array, target: Array) -> Schedule:
         """The rest of an all-reduce whose values every member has laid out."""
         areas = known.areas[self._turn]
         self._turn = 1 - self._turn
@@ -260,22 +189,22 @@ class ShortWay:
         alone = self._size == 1
         return (alone or polls > 0) and self._lane.idle and self._instruments.timeline is None
 
-    def _known(self, agreement: Agreement, signature: Signature, nbytes: int) -> _Plain:
+    def _known(self, agreement: Agreement, signature: Signature, nbytes: int) -> Prepared:
         """An agreement in the form in which ``nbytes`` of values go the short way; 0 for none."""
         found = self._by_number.get(agreement.number)
         if found is not None:
             return found
         if 0 < nbytes <= self._fabric.travelling_bytes:
-            found = _Travelling(agreement, signature, self._size, self._mailbox, self._shelves)
+            found = Travelling(agreement, signature, self._size, self._mailbox, self._shelves)
         elif 0 < nbytes <= self._fabric.laid_out_bytes and self._fabric.laid_out_areas:
-            found = _LaidOut(agreement, signature, self._fabric)
+            found = LaidOut(agreement, signature, self._fabric)
         else:
-            return _Plain(agreement)
+            return Prepared(agreement)
         _keep(self._by_number, agreement.number, found)
         return found
 
     def _exchange(
-        self, known: _Plain, header: bytes, values: Array, make: Callable[[], Operation], polls: int
+        self, known: Prepared, header: bytes, values: Array, make: Callable[[], Operation], polls: int
     ) -> Array | Operation | None:
         """Ask, and wait for the answer.
 
@@ -283,11 +212,11 @@ class ShortWay:
             The result, in memory that the next message overwrites; None where none came along and the operation starts
             now; or the operation, which the lane has taken over since other members are late.
         """
-        if isinstance(known, _LaidOut):
+        if isinstance(known, LaidOut):
             lay_out(self._fabric.group, values, known.areas[self._turn], known.kernel, known.whole)
         if self._coordinator is not None:
             return self._collect(self._coordinator, known, header, values, make, polls)
-        travelling = known if isinstance(known, _Travelling) else None
+        travelling = known if isinstance(known, Travelling) else None
         self._outgoing_header[:] = header
         if travelling is None:
             self._post(NUMBERED.size, 0)
@@ -309,14 +238,14 @@ class ShortWay:
     def _collect(
         self,
         coordinator: Coordinator,
-        known: _Plain,
+        known: Prepared,
         header: bytes,
         values: Array,
         make: Callable[[], Operation],
         polls: int,
     ) -> Array | Operation | None:
         """On the coordinator: wait for all members to ask for the same, and tell them. Returns as ``_exchange``."""
-        travelling = known if isinstance(known, _Travelling) else None
+        travelling = known if isinstance(known, Travelling) else None
         inputs = [] if travelling is None else [values] * self._size
         with np.errstate(all="ignore"):  # here, where there is time
             asked, received = self._await(header, travelling, inputs, polls)
@@ -336,7 +265,7 @@ class ShortWay:
         return operation
 
     def _await(
-        self, header: bytes, travelling: _Travelling | None, inputs: list[Array], polls: int
+        self, header: bytes, travelling: Travelling | None, inputs: list[Array], polls: int
     ) -> tuple[list[int], tuple[int, int] | None]:
         """Wait for all members to ask for the same; their values go to ``inputs``, emptied where one has sent none.
 
@@ -382,7 +311,7 @@ def _numbered(make: Callable[[], Operation], key: Key) -> Operation:
     return operation
 
 
-def _keep(cache: dict[Any, _AllReduce], key: Hashable, known: _AllReduce) -> None:
+def _keep(cache: dict[Hashable, PreparedAllReduce], key: Hashable, known: PreparedAllReduce) -> None:
     if key not in cache and len(cache) >= _CAPACITY:
         del cache[next(iter(cache))]
     cache[key] = known
