@@ -35,7 +35,7 @@ def native(variable: Any) -> Any:
 
 
 def compression(compression: Any) -> Any:
-    """A user's own compressor sees numpy's arrays: it is called within a step, where jax must not be."""
+    """A user's own compressor sees numpy's arrays: making jax's could wait for the very thread that calls it."""
     return compression
 
 
