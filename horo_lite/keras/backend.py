@@ -29,6 +29,10 @@ class Bridge(Backend, Protocol):
     graph_errors: tuple[type[Exception], ...]
     """As what the backend raises an error of ours within a graph; it keeps the text alone."""
 
+    def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What a backend that compiles by following Python's steps is to leave to Python."""
+        ...
+
     def in_update(self, optimizer: Any, action: Callable[[], Any], otherwise: Any) -> Any:
         """Called where Keras clips: ``action()`` where its accumulation (``gradient_accumulation_steps``) is complete.
 

@@ -148,6 +148,11 @@ def when(condition: Any, action: Callable[[], None], variables: Sequence[Any]) -
         variable.assign(value)
 
 
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Itself: tracing is how jax compiles, and an exchange is a callback."""
+    return function
+
+
 def in_update(optimizer: Any, action: Callable[[], Any], otherwise: Any) -> Any:
     """On jax Keras computes an update in every pass, and drops it in all but the last of a window."""
     is_last = (optimizer._iterations.value + 1) % optimizer.gradient_accumulation_steps == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -96,6 +96,11 @@ def when(condition: Any, action: Callable[[], None], variables: Sequence[Any]) -
         action()
 
 
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo would follow an exchange down to MPI."""
+    return cast(Callable[..., Any], torch.compiler.disable(function))
+
+
 def in_update(optimizer: Any, action: Callable[[], Any], otherwise: Any) -> Any:
     """Keras asks in the pass of an update only."""
     return action()
@@ -105,6 +110,7 @@ def settle() -> None:
     """A step has ended when its function returns."""
 
 
+@torch.compiler.disable
 def all_true(flag: Any, options: ExchangeOptions, name: str) -> Any:
     """The minimum over ranks."""
     number = functions.allreduce(

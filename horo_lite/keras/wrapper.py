@@ -181,7 +181,10 @@ def wrap(optimizer: Any, settings: Settings) -> Any:
         )
     teach_keras()
     base = type(optimizer)
-    body = {"horo_lite_settings": settings, "__module__": base.__module__, "__doc__": base.__doc__}
+    body = {
+        "horo_lite_settings": settings, "__module__": base.__module__, "__doc__": base.__doc__,
+        "apply": bridge().uncompiled(Distributed.apply),
+    }
     wrapped_class = type(base.__name__, (Distributed, base), body)
     wrapped: Any = object.__new__(wrapped_class)
     wrapped.__dict__.update(optimizer.__dict__)
