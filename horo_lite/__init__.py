@@ -8,12 +8,10 @@ initialises MPI.
 from __future__ import annotations
 
 from horo_lite.context import (
-    ProcessSet,
     add_process_set,
     cross_rank,
     cross_size,
     get_process_set_ids_and_ranks,
-    global_process_set,
     init,
     is_homogeneous,
     is_initialized,
@@ -77,4 +75,5 @@ from horo_lite.functions import (
 )
 from horo_lite.horovod_alias import install_as_horovod
 from horo_lite.long_work import long_work, rank0_first
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.version import __version__

@@ -15,17 +15,14 @@ from typing import Any
 
 from horo_lite import launch_check, log
 from horo_lite.config import Config, Launch
-from horo_lite.engine import Engine, Fabric, Instruments, NamedLane, PlannedLane, WireStats
+from horo_lite.engine import Engine, Instruments, WireStats
 from horo_lite.engine.faults import ending
 from horo_lite.engine.faults.exits import ForkedChild
 from horo_lite.engine.faults.watch import make_watch
 from horo_lite.engine.timeline import Timeline
-from horo_lite.errors import (
-    ArgumentError,
-    DisagreementError,
-    NotInitializedError,
-)
-from horo_lite.process_sets import Member, ProcessSet, global_process_set
+from horo_lite.errors import ArgumentError, NotInitializedError
+from horo_lite.process_set_table import ProcessSetTable
+from horo_lite.process_sets import Member, ProcessSet
 from horo_lite.transport.mpi import mpi_is_running
 from horo_lite.transport.mpi_world import MPIWorld
 from horo_lite.transport.topology import Topology
@@ -56,93 +53,13 @@ class Context:
         self.pid = os.getpid()
         threaded = self.world.thread_level in ("serialized", "multiple")
         self.engine = Engine(0 if is_crowded(self.topology.local_size) else 100, threaded, self.instruments)
-        self.members: dict[int, Member] = {}
-        self._sets: dict[int, ProcessSet] = {}
-        self._next_id = 1
-        self._root_transport = self.world.transport()
-        self.members[0] = self._join_set(tuple(range(self.size)), self._root_transport, self.world.transport())
-        global_process_set.register(0, self.members[0])
-        global_process_set.mpi_comm = self.world.native_comm()
+        self.process_sets = ProcessSetTable(self.world, self.engine, config, self.instruments)
         self.watch = None if job_end is None else make_watch(self.engine, self.world, job_end, config, self.topology)
 
-    def _join_set(self, ranks: tuple[int, ...], named: Any, planned: Any) -> Member:
-        topology = self.topology.within(ranks)
-        fabric = Fabric(named, ranks, topology, self.config, self.instruments)
-        member = Member(ranks, self.rank, NamedLane(fabric), PlannedLane(fabric, planned))
-        for lane in member.lanes:
-            self.engine.add(lane)
-        return member
-
-    def register(self, process_set: ProcessSet) -> None:
-        """Collective over all ranks: make a process set known.
-
-        Ranks may pass different communicators (the parts of one split): each part becomes a process set.
-
-        Raises:
-            DisagreementError: ranks passed different lists, or one of them can't take part.
-            ArgumentError: not ranks of this world, or registered already.
-        """
-        own: tuple[int, ...] = ()
-        fault: Exception | None = None
-        try:
-            own = self._ranks_of(process_set)
-        except (ValueError, TypeError) as error:
-            fault = error
-        listed = process_set.mpi_comm is None
-        answers = self.world.allgather((own, listed, fault and str(fault)))
-        if fault is not None:
-            raise fault
-        for rank, (_, _, text) in enumerate(answers):
-            if text is not None:
-                raise DisagreementError(f"rank {rank} could not register a process set: {text}")
-        offers = [answer[0] for answer in answers]
-        if any(answer[1] for answer in answers) and len(set(offers)) > 1:
-            shown = "; ".join(f"rank {rank}: {list(offer)}" for rank, offer in enumerate(offers[:8]))
-            raise DisagreementError(f"every rank must register the same process set: {shown}")
-        groups = sorted({offer for offer in offers if offer})
-        for ranks in groups:
-            if any(member.ranks == ranks for member in self.members.values()):
-                raise ArgumentError(f"a process set of ranks {list(ranks)} is registered already; use that one")
-        for ranks in groups:
-            mine = ranks == (own or groups[0])
-            self._enter(process_set if mine else ProcessSet(ranks), ranks)
-
-    def _enter(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> None:
-        named, planned = self._root_transport.subgroup(ranks), self._root_transport.subgroup(ranks)
-        member = Member(ranks, self.rank) if named is None else self._join_set(ranks, named, planned)
-        process_set.register(self._next_id, member)
-        self.members[self._next_id] = member
-        self._sets[self._next_id] = process_set
-        self._next_id += 1
-
-    def unregister(self, process_set: ProcessSet) -> bool:
-        """Collective over all ranks. False when it is not registered, or is the global one."""
-        number = process_set.process_set_id
-        if number not in self._sets:
-            return False
-        member = self.members.pop(number)
-        for lane in member.lanes:
-            self.engine.remove(lane)
-            lane.transport.close()
-        del self._sets[number]
-        process_set.forget()
-        return True
-
-    def registered(self) -> dict[int, ProcessSet]:
-        """The process sets beside the global one, by number."""
-        return dict(self._sets)
-
-    def _ranks_of(self, process_set: ProcessSet) -> tuple[int, ...]:
-        if process_set.ranks is None:
-            return self.world.ranks_of(process_set.mpi_comm)
-        ranks = tuple(process_set.ranks)
-        wrong = [rank for rank in ranks if not 0 <= rank < self.size]
-        if wrong or not ranks:
-            raise ArgumentError(
-                f"process set {list(ranks)}: expected global ranks from 0 to {self.size - 1}"
-                + (f", got {wrong}" if wrong else ", got none")
-            )
-        return ranks
+    @property
+    def members(self) -> dict[int, Member]:
+        """This rank's part of each process set, by its number."""
+        return self.process_sets.members
 
     def close(self, ended: str) -> None:
         """Collective: give threads and communicators back; MPI stays initialised.
@@ -155,11 +72,7 @@ class Context:
             self.instruments.timeline.close()
         if self.watch is not None:
             self.watch.farewell(ended)
-        for process_set in (global_process_set, *self._sets.values()):
-            process_set.forget()
-        for member in self.members.values():
-            for lane in member.lanes:
-                lane.transport.close()
+        self.process_sets.close()
         self.world.close()
 
 
@@ -203,7 +116,7 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
         start_timeline(context.config.timeline, config.timeline_mark_cycles)
     try:
         for process_set in process_sets or ():
-            context.register(process_set)
+            context.process_sets.register(process_set)
     except Exception:
         shutdown()
         raise
@@ -264,7 +177,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         )
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    context.register(process_set)
+    context.process_sets.register(process_set)
     return process_set
 
 
@@ -275,7 +188,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         raise ArgumentError(
             'remove_process_set needs init(process_sets="dynamic") or HOROVOD_DYNAMIC_PROCESS_SETS=1'
         )
-    return context.unregister(process_set)
+    return context.process_sets.unregister(process_set)
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
@@ -312,8 +225,7 @@ def stop_timeline() -> None:
 def wire_stats() -> WireStats:
     """What this rank has exchanged since ``init()``: a snapshot."""
     context = current()
-    lanes = [lane for member in context.members.values() for lane in member.lanes]
-    sent_bytes = sum(lane.transport.sent_bytes for lane in lanes)
+    sent_bytes = sum(lane.transport.sent_bytes for lane in context.process_sets.lanes)
     return dataclasses.replace(context.instruments.stats, sent_bytes=sent_bytes)
 
 

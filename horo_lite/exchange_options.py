@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from horo_lite import functions
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.context import current
 from horo_lite.errors import ArgumentError, DisagreementError
 from horo_lite.functions import Average, reduction_of
 from horo_lite.gradients import GradientBuckets
 from horo_lite.interfaces import Reduction
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 ParameterSpec = tuple[str, tuple[int, ...], str]
 """Name, shape, element type."""

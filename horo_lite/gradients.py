@@ -15,7 +15,7 @@ import numpy as np
 from horo_lite.bucket_reduction import BucketReduction
 from horo_lite.buckets import Bucket, BucketPlan, GradientSpec, plan
 from horo_lite.compression import Frozen, resolve
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.context import current
 from horo_lite.engine.agree import agree_on_plan, gather_bytes, refuse_plan
 from horo_lite.engine.memory import BucketMemory, keep_freed, private_memory, shared_memory
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
@@ -23,6 +23,7 @@ from horo_lite.engine.places import Place
 from horo_lite.engine.planned import PlannedOperation
 from horo_lite.errors import ArgumentError, HorovodInternalError
 from horo_lite.interfaces import Array, Compressor, Parameter, Reduction, Schedule
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 
 class GradientBuckets:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.context import current
 from horo_lite.functions import barrier
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 
 @contextlib.contextmanager

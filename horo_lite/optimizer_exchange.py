@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from horo_lite.accumulation import Accumulator, Host
 from horo_lite.compression import Compression
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.context import current
 from horo_lite.errors import ArgumentError
 from horo_lite.exchange_options import (
     ExchangeOptions,
@@ -18,6 +18,7 @@ from horo_lite.exchange_options import (
 )
 from horo_lite.functions import Average, Sum, reduction_of
 from horo_lite.interfaces import Reduction
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 States = Mapping[str, Mapping[str, Any]]
 """By parameter's name, what a compressor keeps from step to step."""

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from horo_lite import functions
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.exchange_options import check_same_variables, variable_path
 from horo_lite.keras.backend import bridge
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 
 def broadcast_variables(

@@ -8,13 +8,13 @@ from typing import Any
 import keras
 
 from horo_lite.compression import Compression
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import ArgumentTypeError
 from horo_lite.functions import Average
 from horo_lite.interfaces import Reduction
 from horo_lite.keras.backend import bridge
 from horo_lite.keras.wrapper import wrap
 from horo_lite.optimizer_exchange import settings_for
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 
 def DistributedOptimizer(

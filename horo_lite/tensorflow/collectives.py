@@ -26,10 +26,11 @@ import numpy as np
 import tensorflow as tf
 
 from horo_lite import functions
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.context import current
 from horo_lite.errors import ArgumentError
 from horo_lite.functions import Average, Sum, reduction_of
 from horo_lite.interfaces import Reduction
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.tensorflow.bridge import do_not_convert, exchange, graph_name
 from horo_lite.tensorflow.compression import Compression, for_tensorflow
 

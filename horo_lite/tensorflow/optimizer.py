@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.functions import Average
 from horo_lite.interfaces import Reduction
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.tensorflow.compression import Compression
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import ArgumentError
 from horo_lite.functions import Sum
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.tensorflow.collectives import allreduce
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.context import current
 from horo_lite.exchange_options import (
     ExchangeOptions,
     ParameterSpec,
@@ -19,6 +19,7 @@ from horo_lite.exchange_options import (
 )
 from horo_lite.functions import Average
 from horo_lite.interfaces import Reduction
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.tensorflow.bridge import do_not_convert
 from horo_lite.tensorflow.compression import Compression, for_tensorflow
 from horo_lite.tensorflow.gradients import GradientReducer

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from horo_lite import functions
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import ArgumentError
 from horo_lite.exchange_options import check_same_variables, variable_path
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.tensorflow.bridge import do_not_convert, exchange
 from horo_lite.tensorflow.collectives import _name, _same
 

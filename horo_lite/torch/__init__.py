@@ -15,12 +15,10 @@ from horo_lite.built import (
 )
 from horo_lite.compression import Compression
 from horo_lite.context import (
-    ProcessSet,
     add_process_set,
     cross_rank,
     cross_size,
     get_process_set_ids_and_ranks,
-    global_process_set,
     init,
     is_homogeneous,
     is_initialized,
@@ -47,6 +45,7 @@ from horo_lite.errors import (
 )
 from horo_lite.horovod_alias import install_as_horovod
 from horo_lite.long_work import long_work, rank0_first
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.torch import elastic
 from horo_lite.torch.checkpoint import load_checkpoint, save_checkpoint
 from horo_lite.torch.consistency import check_consistency

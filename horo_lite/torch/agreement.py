@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from horo_lite.context import ProcessSet
 from horo_lite.errors import DisagreementError
 from horo_lite.functions import allgather, allgather_object
+from horo_lite.process_sets import ProcessSet
 
 Described = tuple[str, tuple[int, ...], str]  # name, shape, element type
 

@@ -15,10 +15,11 @@ import torch
 from horo_lite import functions
 from horo_lite.arrays import to_torch
 from horo_lite.compression import Compression, resolve
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.context import current
 from horo_lite.errors import ArgumentError
 from horo_lite.functions import Average, Sum
 from horo_lite.interfaces import Reduction
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.torch.handles import Follow
 
 Tensors: TypeAlias = Sequence[torch.Tensor]

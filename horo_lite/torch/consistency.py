@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from horo_lite.arrays import flat
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import DisagreementError
 from horo_lite.functions import allgather
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.torch.agreement import agree_on_tensors
 from horo_lite.torch.compressor_states import RANK_OWN
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.distributed import DistributedSampler as _TorchSampler
 
 from horo_lite import context
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.functions import allgather_object
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 
 class DistributedSampler(_TorchSampler):

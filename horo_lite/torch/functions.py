@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.context import current
 from horo_lite.errors import ArgumentError, ArgumentTypeError
 from horo_lite.functions import (
     allgather_object,
@@ -18,6 +18,7 @@ from horo_lite.functions import (
     broadcast_object,
     synchronize,
 )
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.torch.agreement import agree_on_tensors
 from horo_lite.torch.compressor_states import RANK_OWN
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from horo_lite.context import ProcessSet
 from horo_lite.functions import Max, allreduce
+from horo_lite.process_sets import ProcessSet
 
 
 def overflowed(optimizer: Any, process_set: ProcessSet) -> bool:

@@ -22,8 +22,8 @@ import torch
 
 from horo_lite.arrays import to_torch
 from horo_lite.compression import Compression, resolve
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import ArgumentError
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.torch.compressor_states import ParameterState
 from horo_lite.torch.device_buckets import make_buckets
 from horo_lite.torch.loss_scaling import overflowed, unscaled

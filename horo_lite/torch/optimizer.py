@@ -10,10 +10,11 @@ import torch
 
 from horo_lite.arrays import to_torch
 from horo_lite.compression import Compression, is_compression, resolve
-from horo_lite.context import ProcessSet, current, global_process_set
+from horo_lite.context import current
 from horo_lite.errors import ArgumentError, ArgumentTypeError
 from horo_lite.functions import Adasum, Average, Sum
 from horo_lite.interfaces import Reduction
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.torch.adasum import AdasumExchange
 from horo_lite.torch.gradients import GradientExchange
 from horo_lite.torch.names import Naming

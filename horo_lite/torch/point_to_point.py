@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from horo_lite.arrays import Flat, as_bytes, type_name
-from horo_lite.context import Context, current, global_process_set
+from horo_lite.context import Context, current
 from horo_lite.engine import Handle
 from horo_lite.engine.point_to_point import Envelope, PointToPointLane
 from horo_lite.errors import ArgumentError, NotInitializedError
 from horo_lite.interfaces import Transport
+from horo_lite.process_sets import global_process_set
 
 _lanes: weakref.WeakKeyDictionary[Context, PointToPointLane] = weakref.WeakKeyDictionary()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from horo_lite.context import ProcessSet
 from horo_lite.interfaces import Reduction
+from horo_lite.process_sets import ProcessSet
 from horo_lite.torch.names import Naming
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import ArgumentError
 from horo_lite.functions import Average, Sum, allgather_async, allgather_object
 from horo_lite.interfaces import Reduction
+from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.torch.handles import Follow
 from horo_lite.torch.settings import Settings
 from horo_lite.torch.slots import Slot

@@ -12,8 +12,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from horo_lite import functions
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.functions import Sum
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -28,8 +28,9 @@ MAY_IMPORT = {
     "buckets": BASE | {"arrays"},
     "collectives": BASE,  # reductions are passed in, a transport is seen through interfaces only
     "engine": BASE | STAGES | {"arrays"},
-    # Makes the world, and so needs its transport.
-    "context": BASE | STAGES | {"arrays", "engine", "launch_check", "log", "process_sets"},
+    # These make the world and the lanes in it, and so need its transport.
+    "context": BASE | STAGES | {"arrays", "engine", "launch_check", "log", "process_sets", "process_set_table"},
+    "process_set_table": BASE | {"engine", "process_sets", "transport"},
 }
 ABOVE_ENGINE_MUST_NOT = {"transport", "collectives"}
 UNRELATED = {"torch": {"tensorflow", "keras"}, "tensorflow": {"torch"}}

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 
 from horo_lite import functions
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.errors import DisagreementError
 from horo_lite.keras.backend import bridge
 from horo_lite.keras.broadcasting import broadcast_variables
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 _log = logging.getLogger("horo_lite")
 

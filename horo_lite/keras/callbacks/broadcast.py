@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from horo_lite.context import ProcessSet, global_process_set
 from horo_lite.keras.backend import bridge
 from horo_lite.keras.broadcasting import broadcast_variables
+from horo_lite.process_sets import ProcessSet, global_process_set
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
