@@ -70,3 +70,40 @@ class NetworkModel:
             node = {rank: i for i, ranks in enumerate(self.nodes) for rank in ranks}
             return [node[rank] for rank in range(size)]
         return [rank // (self.ranks_per_node or 1) for rank in range(size)]
+
+
+class Ports:
+    """When each port is free again: a rank's for messages within its node, a node's for those to other nodes.
+
+    Attributes:
+        crossing_bytes: what has left each node.
+    """
+
+    def __init__(self, network: NetworkModel, size: int) -> None:
+        self._network = network
+        self._size = size
+        self._node = network.node_of(size)
+        nodes = max(self._node) + 1
+        self._out_free_s = [0.0] * (size + nodes)  # the ranks' ports, then the nodes'
+        self._in_free_s = [0.0] * (size + nodes)
+        self._local_byte_s = 1.0 / network.local_bandwidth
+        self._byte_s = 1.0 / network.bandwidth
+        self.crossing_bytes = [0] * nodes
+
+    def occupy(self, source: int, target: int, size_bytes: int, ready_s: float) -> tuple[float, float, float]:
+        """Send a message from rank to rank as soon as its ports are free.
+
+        Returns:
+            when it begins to leave, when it has left, and when it has arrived.
+        """
+        source_node, target_node = self._node[source], self._node[target]
+        if source_node == target_node:
+            wire_s, latency_s = size_bytes * self._local_byte_s, self._network.local_latency_s
+        else:
+            self.crossing_bytes[source_node] += size_bytes
+            wire_s, latency_s = size_bytes * self._byte_s, self._network.latency_s
+            source, target = self._size + source_node, self._size + target_node
+        start_s = max(ready_s, self._out_free_s[source])
+        left_s = self._out_free_s[source] = start_s + wire_s
+        arrival_s = self._in_free_s[target] = max(start_s + latency_s, self._in_free_s[target]) + wire_s
+        return start_s, left_s, arrival_s

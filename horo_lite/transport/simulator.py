@@ -40,7 +40,8 @@ from horo_lite.transport.emulation import (
     copy_bytes,
     snapshot,
 )
-from horo_lite.transport.network_model import NetworkModel
+from horo_lite.transport.network_model import NetworkModel, Ports
+from horo_lite.transport.timed_kernel import TimedKernel
 
 Program = Callable[[int], "Schedule | None"]
 """Makes a rank's schedule; None for a rank that takes no part."""
@@ -141,7 +142,7 @@ class Simulator:
 
     def timed(self, kernel: Kernel) -> Kernel:
         """``kernel`` with its arithmetic charged to whichever virtual rank calls it."""
-        return _TimedKernel(kernel, self)
+        return TimedKernel(kernel, self.network, self.charge)
 
     def charge(self, seconds: float, combined_bytes: int = 0) -> None:
         """Let virtual time pass on the rank that is running (for a schedule's own computation)."""
@@ -170,7 +171,7 @@ class Simulator:
             run.messages,
             run.sent_bytes,
             self._combined_bytes,
-            run.crossing_bytes,
+            run.ports.crossing_bytes,
         )
 
 
@@ -188,19 +189,12 @@ class _Run:
         self.results: list[Any] = [None] * size
         self.messages = [0] * size
         self.sent_bytes = [0] * size
-        self.node = network.node_of(size)
-        self.crossing_bytes = [0] * (max(self.node) + 1)
+        self.ports = Ports(network, size)
         # Unmatched halves by channel (sender and receiver as one number): all sends or all receives.
         self.posted: dict[int, deque[_Half]] = {}
         self.natives: list[tuple[_Rank, Native]] = []
         self.ready = [(rank.clock, rank.name) for rank in self.ranks if rank.state == "runs"]
         heapq.heapify(self.ready)
-        nodes = max(self.node) + 1
-        # When each port is free again: the ranks' own, then the nodes'.
-        self.out_free = [0.0] * (size + nodes)
-        self.in_free = [0.0] * (size + nodes)
-        self.local_byte_s = 1.0 / network.local_bandwidth
-        self.byte_s = 1.0 / network.bandwidth
         self.faulty = bool(network.dead_s or network.cut_s)
 
     def loop(self) -> None:
@@ -333,26 +327,14 @@ class _Run:
     def transfer(self, send: _Half, start_s: float) -> float | None:
         """Occupy the ports; returns when the message arrives, None if it is lost."""
         network = self.network
-        source, target = send.rank, send.peer
         start_s += network.overhead_s
-        if self.faulty and start_s >= network.cut_s.get((source, target), float("inf")):
+        if self.faulty and start_s >= network.cut_s.get((send.rank, send.peer), float("inf")):
             return None
-        if self.node[source] == self.node[target]:
-            wire_s, latency_s = send.buffer.nbytes * self.local_byte_s, network.local_latency_s
-        else:
-            self.crossing_bytes[self.node[source]] += send.buffer.nbytes
-            wire_s, latency_s = send.buffer.nbytes * self.byte_s, network.latency_s
-            source, target = self.size + self.node[source], self.size + self.node[target]
-        out_free, in_free = self.out_free, self.in_free
-        start_s = max(start_s, out_free[source])
-        out_free[source] = start_s + wire_s
-        arrival_s = max(start_s + latency_s, in_free[target]) + wire_s
-        in_free[target] = arrival_s
-        self.finish(send, start_s + wire_s)
+        size_bytes = send.buffer.nbytes
+        start_s, left_s, arrival_s = self.ports.occupy(send.rank, send.peer, size_bytes, start_s)
+        self.finish(send, left_s)
         if self.simulator.watch is not None:
-            self.simulator.watch(
-                Message(send.rank, send.peer, send.buffer.nbytes, start_s, arrival_s)
-            )
+            self.simulator.watch(Message(send.rank, send.peer, size_bytes, start_s, arrival_s))
         return arrival_s
 
     def enter_native(self, rank: _Rank, instruction: Native) -> None:
@@ -365,7 +347,7 @@ class _Run:
         carry_out_native([(member.name, native) for member, native in members])
         start_s = max(member.clock for member, _ in members)
         steps = 2 * (self.size - 1).bit_length()
-        wire_s = 2 * instruction.buffer.nbytes * self.byte_s * (self.size - 1) / self.size
+        wire_s = 2 * instruction.buffer.nbytes / self.network.bandwidth * (self.size - 1) / self.size
         for member, _ in members:
             member.state = "runs"
             member.clock = start_s + steps * self.network.latency_s + wire_s
@@ -393,30 +375,3 @@ def _describe(rank: _Rank) -> str:
     if rank.state == "runs" and waits:
         return f"rank {rank.name} waits for {' and '.join(waits)}"
     return f"rank {rank.name} is {rank.state}"
-
-
-class _TimedKernel:
-    """A kernel that charges virtual time for its arithmetic."""
-
-    def __init__(self, kernel: Kernel, simulator: Simulator) -> None:
-        self._kernel = kernel
-        self._simulator = simulator
-        self.wide = kernel.wide
-        self.empty = kernel.empty
-
-    def copy(self, out: Array, source: Array) -> None:
-        self._kernel.copy(out, source)
-        self._simulator.charge(out.nbytes / self._simulator.network.copy_rate)
-
-    def combine(self, out: Array, inputs: Sequence[Array], last: bool = False) -> None:
-        self._kernel.combine(out, inputs, last)
-        combined_bytes = out.nbytes * len(inputs)
-        self._simulator.charge(combined_bytes / self._simulator.network.reduce_rate, combined_bytes)
-
-    def inner(self, a: Array, b: Array) -> float:
-        self._simulator.charge((a.nbytes + b.nbytes) / self._simulator.network.reduce_rate)
-        return self._kernel.inner(a, b)
-
-    def blend(self, out: Array, a: Array, a_factor: float, b: Array, b_factor: float) -> None:
-        self._kernel.blend(out, a, a_factor, b, b_factor)
-        self._simulator.charge((a.nbytes + b.nbytes) / self._simulator.network.reduce_rate)
