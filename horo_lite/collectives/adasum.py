@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from horo_lite.collectives.doubling import doubling_allgather, halving_doubling_crossing
 from horo_lite.collectives.folding import core_size, folded, folding_cost
-from horo_lite.collectives.partition import even_offsets
+from horo_lite.collectives.halving import doubling_allgather, halving_doubling_crossing, halvings
 from horo_lite.collectives.registry import Cost, Work, register
 from horo_lite.interfaces import Array, Exchange, Group, Kernel, Schedule
 
@@ -65,30 +64,18 @@ def adasum_allreduce(
         _blend(kernel, bounds, 0, buffer, theirs, buffer, _dots(kernel, bounds, 0, buffer, theirs))
 
     def among_core(core: Group, scratch: Array) -> Schedule:
-        offsets = even_offsets(len(buffer), core.size)
-        low, high = 0, core.size
-        distance = 1
-        while distance < core.size:
-            other = core.ranks[core.index ^ distance]
-            middle = (low + high) // 2
-            keeps_upper = bool(core.index & distance)
-            kept, given = (
-                ((middle, high), (low, middle)) if keeps_upper else ((low, middle), (middle, high))
-            )
-            start = offsets[kept[0]]
-            mine = buffer[start : offsets[kept[1]]]
-            theirs = scratch[: len(mine)]
-            yield Exchange(buffer[offsets[given[0]] : offsets[given[1]]], other, theirs, other)
-            low, high = kept
-            distance *= 2
-            # Both halves of the group must call the same vector a, for the same bits everywhere.
-            a, b = (theirs, mine) if keeps_upper else (mine, theirs)
+        rounds = halvings(core, len(buffer))
+        own = buffer
+        for half in rounds:
+            own = buffer[half.kept]
+            theirs = scratch[: len(own)]
+            yield Exchange(buffer[half.given], half.partner, theirs, half.partner)
+            start, (a, b) = half.kept.start, half.in_rank_order(own, theirs)
             dots = _dots(kernel, bounds, start, a, b)
-            yield from _add_up(core, distance, dots)
-            _blend(kernel, bounds, start, a, b, mine, dots)
-        own = buffer[offsets[low] : offsets[high]]
+            yield from _add_up(core, half.span, dots)
+            _blend(kernel, bounds, start, a, b, own, dots)
         kernel.combine(own, (own,), last=True)
-        yield from doubling_allgather(core, buffer, offsets, low)
+        yield from doubling_allgather(rounds, buffer)
 
     return folded(group, buffer, kernel, among_core, take_in)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from horo_lite.collectives.allgather import bruck_allgather, bruck_cost
 from horo_lite.collectives.folding import core_size, doubling_rounds_across, folded, folding_cost
-from horo_lite.collectives.partition import chunks, even_offsets
+from horo_lite.collectives.halving import doubling_allgather, halving_doubling_crossing, halvings
+from horo_lite.collectives.partition import chunks
 from horo_lite.collectives.registry import Cost, Work, register
 from horo_lite.interfaces import Array, Exchange, Group, Kernel, Schedule
 
@@ -19,17 +20,6 @@ def _recursive_doubling_cost(work: Work) -> Cost:
     moved = rounds * work.elements
     crossing = work.ranks_per_node * doubling_rounds_across(work) * work.elements
     return folding_cost(work, Cost(rounds, rounds, moved, 2 * moved, crossing=crossing))
-
-
-def halving_doubling_crossing(work: Work) -> int:
-    """Rounds within a node come first, which leave each of its L ranks with n / L to exchange."""
-    if work.nodes == 1:
-        return 0
-    piece = -(-work.elements // core_size(work.size))
-    per_node = work.ranks_per_node
-    if per_node & (per_node - 1):
-        return 2 * per_node * (core_size(work.size) - 1) * piece
-    return 2 * (core_size(work.size) - per_node) * piece
 
 
 def _halving_doubling_cost(work: Work) -> Cost:
@@ -81,49 +71,15 @@ def halving_doubling_allreduce(group: Group, buffer: Array, kernel: Kernel) -> S
     """
 
     def among_core(core: Group, scratch: Array) -> Schedule:
-        offsets = even_offsets(len(buffer), core.size)
-        low, high = 0, core.size  # the chunks that this rank is still reducing
-        distance = 1
-        while distance < core.size:
-            other = core.ranks[core.index ^ distance]
-            middle = (low + high) // 2
-            keeps_upper = bool(core.index & distance)
-            kept, given = (
-                ((middle, high), (low, middle)) if keeps_upper else ((low, middle), (middle, high))
-            )
-            mine = buffer[offsets[kept[0]] : offsets[kept[1]]]
+        rounds = halvings(core, len(buffer))
+        for half in rounds:
+            mine = buffer[half.kept]
             theirs = scratch[: len(mine)]
-            yield Exchange(buffer[offsets[given[0]] : offsets[given[1]]], other, theirs, other)
-            low, high = kept
-            distance *= 2
-            kernel.combine(
-                mine, (theirs, mine) if keeps_upper else (mine, theirs), last=distance == core.size
-            )
-        yield from doubling_allgather(core, buffer, offsets, low)
+            yield Exchange(buffer[half.given], half.partner, theirs, half.partner)
+            kernel.combine(mine, half.in_rank_order(mine, theirs), last=half.span == core.size)
+        yield from doubling_allgather(rounds, buffer)
 
     return folded(group, buffer, kernel, among_core)
-
-
-def doubling_allgather(
-    core: Group, buffer: Array, offsets: tuple[int, ...], chunk: int
-) -> Schedule:
-    """The way back of halving-doubling: from a chunk on each of 2^k ranks to all chunks on all."""
-    low, high = chunk, chunk + 1
-    distance = core.size // 2
-    while distance:
-        other = core.ranks[core.index ^ distance]
-        length = high - low
-        # A rank with this bit set kept the upper half, so its partner holds the chunks just below.
-        other_low = low - length if core.index & distance else high
-        yield Exchange(
-            buffer[offsets[low] : offsets[high]],
-            other,
-            buffer[offsets[other_low] : offsets[other_low + length]],
-            other,
-        )
-        low = min(low, other_low)
-        high = low + 2 * length
-        distance //= 2
 
 
 @register("allreduce", "gathered", cost=_gathered_cost)
