@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from horo_lite.bucket_reduction import BucketReduction
-from horo_lite.buckets import Bucket, BucketPlan, GradientSpec, plan
+from horo_lite.buckets import Bucket, BucketPlan, BucketProgress, GradientSpec, plan
 from horo_lite.compression import Frozen, resolve
 from horo_lite.context import current
 from horo_lite.engine.agree import agree_on_plan, gather_bytes, refuse_plan
@@ -97,23 +97,21 @@ class GradientBuckets:
         )
         if device == "cpu":
             keep_freed(context.config.keep_freed_bytes)
-        self._orders_buckets = False
-        self._order = None if len(self._plan.buckets) > 1 else list(range(len(self._plan.buckets)))
+        self._progress = BucketProgress(self._plan)
+        self._launched: list[PlannedOperation] = []
+        self._agrees_on_order = False
         self.number = self._lane.enter(self)
         self._memory = self._make_memory()
         self.in_use = True
         self.views: list[Array] = [None] * len(specs)
-        self._bucket_of = [0] * len(specs)
         for bucket, buffer in zip(self._plan.buckets, self._memory.mine, strict=True):
             for slot, view in zip(bucket.slots, bucket.views(buffer), strict=True):
                 self.views[slot.index] = view
-                self._bucket_of[slot.index] = bucket.index
         self._labels = [f"{label}, bucket {b.index} ({b.slots[0].spec.name}, ...)" for b in self._plan.buckets]
         self._reduction = BucketReduction(
             self._plan, self._memory, self._fabric, self._op, self._scales, self._compressors, device
         )
         self._used_anywhere = [False] * len(specs)
-        self._reset()
 
     def _refuse(self, fault: str) -> None:
         """Let the others, which wait to agree on the plan, know that this rank has none."""
@@ -145,7 +143,8 @@ class GradientBuckets:
             yield from agree_on_plan(self._plan, settings, self.label, self._fabric)
             own = json.dumps([self._overlap.worth_trying, self._lane.in_use()]).encode()
             everyone = [json.loads(each) for each in (yield from gather_bytes(own, self._fabric))]
-            self._orders_buckets = all(worth for worth, _ in everyone)  # nodes may differ in what is worth trying
+            # Where buckets may go before the last is complete; nodes may differ in what is worth trying.
+            self._agrees_on_order = len(self._plan.buckets) > 1 and all(worth for worth, _ in everyone)
             self._lane.let_go({number for _, in_use in everyone for number in in_use})
             if self._device != "cpu" or self._compressors is not None or self._op is Reduction.ADASUM:
                 return private_memory(self._plan, self._device)
@@ -166,19 +165,15 @@ class GradientBuckets:
     @property
     def pending(self) -> bool:
         """Some gradient of the present step is ready and ``finish`` has not been called."""
-        return any(self._ready)
+        return any(self._progress.ready)
 
     def ready(self, index: int) -> None:
         """The gradient ``index`` is in its view. From now on it may be reduced: do not touch it until ``finish``."""
-        if self._ready[index]:
-            return
-        self._ready[index] = True
-        bucket = self._bucket_of[index]
-        self._missing[bucket] -= 1
-        if self._missing[bucket] == 0:
-            self._completed.append(bucket)
-            if self._overlap.on:
-                self._launch_complete()
+        if self._progress.put(index) and self._overlap.on:
+            for bucket in self._progress.due():
+                self._launch(bucket)
+            if self._launched:
+                self._engine.wake()
 
     def finish(self, failed: bool = False) -> list[bool]:
         """Reduce what has not been reduced yet, and wait for all. Gradients that are not ready go as zeros.
@@ -194,43 +189,26 @@ class GradientBuckets:
             HorovodInternalError: another rank failed or is out of step.
         """
         try:
-            for bucket in self._sequence()[len(self._launched) :]:
+            for bucket in self._progress.rest():
                 self._launch(bucket, failed)
             if self._launched:
                 last = self._launched[-1]
                 self._engine.drive(lambda: last.handle.finished, last.handle)
             for operation in self._launched:
                 operation.handle.result()
-            if self._order is None and self._orders_buckets:
+            if self._agrees_on_order:
                 self._engine.wait(self._agree_on_order(self._step).handle)
             return list(self._used_anywhere)
         finally:
             self._step += 1
             self._overlap.step_ended()
-            self._reset()
-
-    def _reset(self) -> None:
-        self._ready = [False] * len(self.views)
-        self._missing = [len(bucket.slots) for bucket in self._plan.buckets]
-        self._completed: list[int] = []
-        self._launched: list[PlannedOperation] = []
-
-    def _sequence(self) -> Sequence[int]:
-        """The order in which buckets are reduced, the same on all ranks."""
-        return range(len(self._plan.buckets)) if self._order is None else self._order
-
-    def _launch_complete(self) -> None:
-        sequence = self._sequence()
-        launched = len(self._launched)
-        while launched < len(sequence) and self._missing[sequence[launched]] == 0:
-            self._launch(sequence[launched])
-            launched += 1
-        if self._launched:
-            self._engine.wake()
+            self._progress.begin()
+            self._launched = []
 
     def _launch(self, index: int, failed: bool = False) -> None:
         bucket = self._plan.buckets[index]
-        used = [self._ready[slot.index] for slot in bucket.slots]
+        ready = self._progress.ready
+        used = [ready[slot.index] for slot in bucket.slots]
         for slot, is_used in zip(bucket.slots, used, strict=True):
             if not is_used:
                 self.views[slot.index][:] = 0
@@ -258,12 +236,12 @@ class GradientBuckets:
 
     def _agree_on_order(self, step: int) -> PlannedOperation:
         """After the first step: buckets go in the order in which they were complete on the first rank."""
-        rest = [index for index in range(len(self._plan.buckets)) if index not in self._completed]
-        order = np.array([*self._completed, *rest], np.int32)
+        order = np.array(self._progress.as_completed(), np.int32)
 
         def agree() -> Schedule:
             yield from self._fabric.broadcast(order, 0)
-            self._order = [int(index) for index in order]
+            self._progress.order = [int(index) for index in order]
+            self._agrees_on_order = False
 
         operation = PlannedOperation(
             f"{self.label}: agreement on the order of buckets", Place(self.number, step, len(order)), agree
@@ -276,7 +254,7 @@ class GradientBuckets:
         if bucket == len(self._plan.buckets):
             self._agree_on_order(step)
             return
-        self._step = step + (bucket == self._sequence()[-1])
+        self._step = step + (bucket == self._progress.order[-1])
         chosen = self._plan.buckets[bucket]
         self._memory.mine[bucket][:] = 0
         states = [Frozen(state) for state in self._states]

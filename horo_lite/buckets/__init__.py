@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from horo_lite.buckets.layout import ALIGNMENT_BYTES, Bucket, GradientSpec, Slot, common_fate
 from horo_lite.buckets.plan import BucketPlan, PlanDifference, plan
+from horo_lite.buckets.progress import BucketProgress
 
 __all__ = [
     "ALIGNMENT_BYTES",
     "Bucket",
     "BucketPlan",
+    "BucketProgress",
     "GradientSpec",
     "PlanDifference",
     "Slot",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horo_lite.arrays import item_bytes, kernel, numpy_dtype
-from horo_lite.buckets import ALIGNMENT_BYTES, GradientSpec, plan
+from horo_lite.buckets import ALIGNMENT_BYTES, BucketProgress, GradientSpec, plan
 from horo_lite.errors import ArgumentError, ArgumentTypeError
 from horo_lite.interfaces import Reduction
 
@@ -210,3 +210,29 @@ def test_every_gradient_has_one_aligned_place(data):
         filled = bucket.used_start * item_bytes(bucket.type_name)
         assert not apart or len(bucket.slots) == 1 or filled <= bucket_bytes
     assert end_bytes <= made.nbytes
+
+
+def test_buckets_go_in_one_order_whatever_is_complete_first():
+    made = plan(floats(a=16, b=16, c=16, d=16), 128)
+    assert names(made) == [["d", "c"], ["b", "a"]]
+    progress = BucketProgress(made)
+    assert [progress.put(index) for index in (0, 0, 1, 3)] == [False, False, True, False]  # a, a, b, d
+    assert list(progress.due()) == []  # the second is complete, the first is not
+    assert progress.as_completed() == [1, 0]
+    assert progress.put(2)
+    assert list(progress.due()) == [0, 1]
+    assert list(progress.due()) == progress.rest() == []
+    progress.order = progress.as_completed()
+    progress.begin()
+    assert progress.ready == [False] * 4
+    assert [progress.put(index) for index in (3, 2)] == [False, True]
+    assert list(progress.due()) == []  # now the second goes first
+    assert progress.rest() == [1, 0]
+    assert progress.rest() == []
+
+
+def test_a_gone_bucket_is_not_among_the_rest():
+    progress = BucketProgress(plan(floats(a=16, b=16), 64))
+    assert progress.put(1)
+    assert list(progress.due()) == [0]
+    assert progress.rest() == [1]
