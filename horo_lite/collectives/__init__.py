@@ -13,7 +13,6 @@ from horo_lite.collectives import (
     barrier,
     broadcast,
     doubling,
-    gather,
     hierarchical,
     native,
     pairwise,

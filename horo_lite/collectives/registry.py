@@ -30,7 +30,7 @@ class Work(NamedTuple):
     """What an operation has to do, as far as its cost depends on it.
 
     ``elements`` is the length of the whole buffer: for all-gather and reduce-scatter the chunks of
-    all ranks together, for all-to-all and gather what one rank sends.
+    all ranks together, for all-to-all what one rank sends.
     """
 
     elements: int

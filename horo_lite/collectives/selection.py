@@ -190,28 +190,26 @@ class Table:
             ) from error
 
 
-def estimate_s(
-    entry: Algorithm, work: Work, machine: Machine, item_bytes: int = _ITEM_BYTES
-) -> float:
+def estimate_s(entry: Algorithm, work: Work, machine: Machine) -> float:
     """The time that an algorithm should take, from its cost function."""
     cost = entry.cost(work)
     if work.nodes == 1:
         latencies_s = (cost.steps + cost.local_steps) * machine.local_latency_s
-        wire_s = item_bytes * (cost.sent + cost.waiting) / machine.local_bandwidth
+        wire_s = _ITEM_BYTES * (cost.sent + cost.waiting) / machine.local_bandwidth
     else:
         latencies_s = cost.steps * machine.latency_s + cost.local_steps * machine.local_latency_s
-        across_s = item_bytes * (cost.crossing + cost.waiting) / machine.bandwidth
+        across_s = _ITEM_BYTES * (cost.crossing + cost.waiting) / machine.bandwidth
         within = max(0, cost.sent - cost.crossing // work.ranks_per_node)
-        within_s = item_bytes * within / machine.local_bandwidth
+        within_s = _ITEM_BYTES * within / machine.local_bandwidth
         # In segments, a chunk can be on its way within a node and across nodes at once.
         wire_s = max(across_s, within_s) if cost.segments > 1 else across_s + within_s
-    arithmetic_s = item_bytes * cost.combined / machine.reduce_rate
+    arithmetic_s = _ITEM_BYTES * cost.combined / machine.reduce_rate
     return (
         latencies_s
         + max(wire_s, arithmetic_s)
         + min(wire_s, arithmetic_s) / cost.segments
-        + item_bytes * cost.local_sent / machine.local_bandwidth
-        + item_bytes * cost.copied / machine.copy_rate
+        + _ITEM_BYTES * cost.local_sent / machine.local_bandwidth
+        + _ITEM_BYTES * cost.copied / machine.copy_rate
         + cost.control_bytes / machine.local_bandwidth
         + cost.messages * machine.overhead_s
     )

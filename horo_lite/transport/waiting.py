@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 _LONGEST_SLEEP_S = 1e-3
 _FIRST_SLEEP_S = 20e-6
@@ -48,8 +47,8 @@ class Backoff:
         self._yielding_since = 0.0
         self._sleep_s = _FIRST_SLEEP_S
 
-    def pause(self, condition: Any = None) -> None:
-        """Called when a poll found nothing; sleeps on ``condition`` (held by the caller) where one is given."""
+    def pause(self) -> None:
+        """Called when a poll found nothing."""
         self._polls += 1
         if self._polls <= self._spin_polls:
             return
@@ -58,8 +57,5 @@ class Backoff:
         if time.perf_counter() - self._yielding_since < self._yield_s:
             time.sleep(0)
             return
-        if condition is None:
-            time.sleep(self._sleep_s)
-        else:
-            condition.wait(self._sleep_s)
+        time.sleep(self._sleep_s)
         self._sleep_s = min(2 * self._sleep_s, _LONGEST_SLEEP_S)

@@ -223,16 +223,6 @@ def check_alltoall(run: Runner, name: str, splits: Sequence[Sequence[int]]) -> N
             )
 
 
-def check_gather(run: Runner, name: str, counts: Sequence[int], root: int) -> None:
-    """Rank r's piece is ``counts[r]`` times r."""
-    pieces = [np.full(count, -1) for count in counts]
-    entry = algorithm("gather", name)
-    run(lambda rank: entry(Group.whole(rank, run.size), np.full(counts[rank], rank), pieces, root))
-    if root in run.ranks:
-        for rank, piece in enumerate(pieces):
-            np.testing.assert_array_equal(piece, np.full(counts[rank], rank))
-
-
 def check_adasum_of_equals(run: Runner, name: str, elements: int) -> None:
     """Equal gradients give that gradient."""
     gradient = np.arange(1, elements + 1, dtype=np.float64)

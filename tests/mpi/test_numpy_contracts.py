@@ -88,12 +88,6 @@ def test_alltoall(ranks, name):
     contract.check_alltoall(ranks, name, [[(r + 2 * j) % 3 for j in range(ranks.size)] for r in range(ranks.size)])
 
 
-@pytest.mark.parametrize("name", algorithms("gather"))
-def test_gather(ranks, name):
-    for root in range(ranks.size):
-        contract.check_gather(ranks, name, [r % 3 for r in range(ranks.size)], root)
-
-
 @pytest.mark.parametrize("name", algorithms("adasum"))
 def test_adasum(ranks, name):
     contract.check_adasum_of_equals(ranks, name, 7)

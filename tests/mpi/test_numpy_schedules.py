@@ -85,11 +85,6 @@ def test_alltoall(run):
     contract.check_alltoall(run, "pairwise", np.full((size, size), 2000).tolist())
 
 
-def test_gather(run):
-    for root in range(run.size):
-        contract.check_gather(run, "linear", [3 * rank for rank in range(run.size)], root)
-
-
 def test_adasum(run):
     contract.check_adasum_of_equals(run, "halving_doubling", 1023)
     contract.check_adasum_of_orthogonals(run, "halving_doubling")

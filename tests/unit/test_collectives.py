@@ -162,13 +162,6 @@ def test_alltoall_with_splits(data: st.DataObject, size: int, seed: int) -> None
         contract.check_alltoall(run, "pairwise", splits)
 
 
-@settings(max_examples=40, deadline=None)
-@given(counts=counts_of(), root=st.integers(0, 8), seed=seeds)
-def test_gather_ragged(counts: list[int], root: int, seed: int) -> None:
-    for run in runners(len(counts), seed):
-        contract.check_gather(run, "linear", counts, root % len(counts))
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_nobody_leaves_a_barrier_before_all_have_entered(size: int) -> None:
     barrier = algorithms("barrier")["dissemination"]

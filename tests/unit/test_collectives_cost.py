@@ -49,11 +49,6 @@ def run(entry: Algorithm, work: Work) -> Outcome:
             partition.chunks(buffers[rank], offsets),
             [np.zeros(counts[rank]) for _ in range(size)],
         ),
-        "gather": lambda rank: (
-            buffers[rank],
-            [np.zeros(elements) for _ in range(size)],
-            size // 2,
-        ),
         "barrier": lambda rank: (),
     }
 
@@ -123,9 +118,7 @@ def test_flat_algorithms_say_how_much_leaves_a_node(operation: str, name: str, s
             crossing_bytes, stated_bytes = max(outcome.crossing_bytes), ITEM_BYTES * cost.crossing
             assert crossing_bytes <= stated_bytes + work.size * cost.control_bytes
             powers_of_two = size & (size - 1) == 0 == per_node & (per_node - 1)
-            if operation not in ("adasum", "broadcast", "gather") and (
-                powers_of_two or name in EXACT
-            ):
+            if operation not in ("adasum", "broadcast") and (powers_of_two or name in EXACT):
                 assert crossing_bytes == stated_bytes
 
 
