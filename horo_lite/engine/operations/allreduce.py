@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from horo_lite.arrays import Flat, check_supported, device_name, is_torch, type_name
+from horo_lite.arrays import Flat, check_supported, is_torch
 from horo_lite.engine.agreement import Signature
 from horo_lite.engine.compressed import compressed
 from horo_lite.engine.fabric import Fabric
-from horo_lite.engine.operations.base import Operation, Signatures, new_tensor
+from horo_lite.engine.operations.base import Operation, Signatures, described, new_tensor
 from horo_lite.interfaces import Array, Compressor, Parameter, Reduction, Schedule
 
 _check_supported = functools.lru_cache(maxsize=None)(check_supported)
@@ -52,12 +52,10 @@ class AllReduce(Operation):
         self._states = states
         self._outputs: Sequence[Any] | None = tensors if in_place else outputs
         self._flats: list[Flat] = []
-        types = tuple([type_name(tensor) for tensor in tensors])
+        types, shapes, device = described(tensors)
         for type_ in types:
             _check_supported(type_, reduction, prescale, postscale)
         self._sources = [Flat(tensor, in_place) for tensor in tensors]
-        shapes = tuple([tuple(tensor.shape) for tensor in tensors])
-        device = device_name(tensors[0]) if tensors else "cpu"
         super().__init__(
             name,
             Signature(self.kind, types, shapes, device, reduction, -1, prescale, postscale, compressor),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from horo_lite.arrays import is_torch
+from horo_lite.arrays import device_name, is_torch, type_name
 from horo_lite.engine.agreement import Shape, Signature
 from horo_lite.engine.coordinator import JOIN, Key
 from horo_lite.engine.fabric import Fabric
@@ -23,6 +23,13 @@ def new_tensor(shape: Shape, like: Any) -> Any:
     if is_torch(like):
         return like.new_empty(shape, requires_grad=False)
     return np.empty(shape, like.dtype if like.dtype.isnative else like.dtype.newbyteorder("="))
+
+
+def described(tensors: Sequence[Any]) -> tuple[tuple[str, ...], tuple[Shape, ...], str]:
+    """The types, the shapes and the device of an operation's tensors, in the order in which a signature has them."""
+    types = tuple([type_name(tensor) for tensor in tensors])
+    shapes = tuple([tuple(tensor.shape) for tensor in tensors])
+    return types, shapes, device_name(tensors[0]) if tensors else "cpu"
 
 
 class Operation:

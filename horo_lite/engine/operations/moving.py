@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from horo_lite.arrays import Flat, device_name, type_name
+from horo_lite.arrays import Flat
 from horo_lite.engine.agreement import Signature
 from horo_lite.engine.fabric import Fabric
-from horo_lite.engine.operations.base import Operation, Signatures, new_tensor
+from horo_lite.engine.operations.base import Operation, Signatures, described, new_tensor
 from horo_lite.interfaces import Schedule
 
 
@@ -27,13 +27,7 @@ class AllGather(Operation):
         self._sources = [Flat(tensor) for tensor in tensors]
         self._grouped = grouped
         self._outputs: list[Any] = []
-        super().__init__(
-            name,
-            Signature(
-                self.kind, tuple([type_name(t) for t in tensors]), tuple([tuple(t.shape) for t in tensors]),
-                device_name(tensors[0]) if tensors else "cpu", root=root_rank,
-            ),
-        )
+        super().__init__(name, Signature(self.kind, *described(tensors), root=root_rank))
 
     def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
         return self._gather(signatures, fabric), False
@@ -73,12 +67,7 @@ class Broadcast(Operation):
         self._in_place = in_place
         self._output = tensor
         self._source = self._flat = Flat(tensor, in_place)
-        super().__init__(
-            name,
-            Signature(
-                self.kind, (type_name(tensor),), (tuple(tensor.shape),), device_name(tensor), root=root_rank
-            ),
-        )
+        super().__init__(name, Signature(self.kind, *described([tensor]), root=root_rank))
 
     def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
         root = fabric.ranks.index(self.signature.root)
@@ -112,12 +101,7 @@ class AllToAll(Operation):
         self._received: list[int] = []
         rows = tensor.shape[0]
         self._splits = tuple(splits) if splits is not None else (rows // size,) * size
-        super().__init__(
-            name,
-            Signature(
-                self.kind, (type_name(tensor),), (tuple(tensor.shape),), device_name(tensor), splits=self._splits
-            ),
-        )
+        super().__init__(name, Signature(self.kind, *described([tensor]), splits=self._splits))
 
     def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
         shape = tuple(self._tensor.shape)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from horo_lite.arrays import Flat, device_name, type_name
+from horo_lite.arrays import Flat
 from horo_lite.engine.agreement import Signature
 from horo_lite.engine.fabric import Fabric
-from horo_lite.engine.operations.base import Operation, Signatures, new_tensor
+from horo_lite.engine.operations.base import Operation, Signatures, described, new_tensor
 from horo_lite.interfaces import Reduction, Schedule
 
 
@@ -34,13 +34,8 @@ class ReduceScatter(Operation):
         self._sources = [Flat(tensor) for tensor in tensors]
         self._grouped = grouped
         self._outputs: list[Any] = []
-        super().__init__(
-            name,
-            Signature(
-                self.kind, tuple([type_name(t) for t in tensors]), tuple([tuple(t.shape) for t in tensors]),
-                device_name(tensors[0]) if tensors else "cpu", int(reduction), -1, prescale, postscale,
-            ),
-        )
+        signature = Signature(self.kind, *described(tensors), int(reduction), -1, prescale, postscale)
+        super().__init__(name, signature)
 
     def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
         return self._scatter(signatures, fabric), False
