@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
+from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 
 from horo_lite import functions
 from horo_lite.compression import Compression
@@ -96,7 +98,24 @@ def save_model(model: Any, filepath: str | os.PathLike[str], **options: Any) -> 
 
 
 def _load(path: Path, known: dict[str, Any]) -> tuple[Any, States]:
-    return keras.models.load_model(path, custom_objects=known), read_model(path)
+    model = keras.models.load_model(path, custom_objects=known)
+    optimizer = getattr(model, "optimizer", None)
+    if h5py.is_hdf5(path) and optimizer is not None and optimizer.built and not optimizer._trainable_variables:
+        model.optimizer = _optimizer_of_hdf5(path, optimizer, model.trainable_variables)
+    return model, read_model(path)
+
+
+def _optimizer_of_hdf5(path: Path, loaded: Any, variables: Sequence[Any]) -> Any:
+    """What Keras 3 leaves out for this format: it builds the optimizer for no variables at all, so that the model can't
+    be trained, and has no place for its slots.
+    """
+    optimizer = type(loaded).from_config(loaded.get_config())
+    optimizer.build(variables)
+    with h5py.File(path, "r") as file:
+        values = load_optimizer_weights_from_hdf5_group(file)
+        for variable, value in zip(optimizer.variables, values, strict=True):
+            variable.assign(value[()])
+    return optimizer
 
 
 def _load_from(root_rank: int, path: Path, known: dict[str, Any]) -> tuple[Any, States]:

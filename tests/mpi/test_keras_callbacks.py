@@ -11,7 +11,7 @@ keras = pytest.importorskip("keras")
 def linear(optimizer, **compile_arguments):
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = keras.Sequential([keras.Input((1,)), dense])
-    model.compile(optimizer, "mse", **compile_arguments)
+    model.compile(optimizer, "mean_squared_error", **compile_arguments)
     return model
 
 
@@ -197,7 +197,8 @@ def test_best_model_is_written_once(hvd, tmp_path):
 
 
 @pytest.mark.ranks(2)
-def test_save_load_and_go_on(hvd, tmp_path):
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_save_load_and_go_on(hvd, tmp_path, suffix):
     """SGD 0.1 with momentum 0.5: after loading, the velocity is as it was."""
 
     def make():
@@ -207,7 +208,7 @@ def test_save_load_and_go_on(hvd, tmp_path):
     fit(unbroken, 2.0 * hvd.rank() + 1, epochs=3)
     model = make()
     fit(model, 2.0 * hvd.rank() + 1, epochs=2)
-    path = tmp_path / "model.keras"
+    path = tmp_path / f"model{suffix}"
     model.save(path)
     loaded = hvd.load_model(path)
     assert float(loaded.optimizer.learning_rate) == pytest.approx(0.1)

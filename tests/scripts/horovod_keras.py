@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 hvd.init()
-checkpoint_format = sys.argv[1] + "/checkpoint-{epoch}.keras"
+checkpoint_format = sys.argv[1] + "/checkpoint-{epoch}.h5"
 epochs = int(sys.argv[2])
 
 resume_from_epoch = 0
@@ -30,7 +30,7 @@ else:
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
     opt = keras.optimizers.SGD(learning_rate=0.05 * hvd.size(), momentum=0.9)
     opt = hvd.DistributedOptimizer(opt, compression=compression)
-    model.compile(loss="mse", optimizer=opt)
+    model.compile(loss="mean_squared_error", optimizer=opt)
 
 initial_lr = 0.05 * hvd.size()
 callbacks = [
