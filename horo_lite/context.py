@@ -20,7 +20,7 @@ from horo_lite.engine.faults import ending
 from horo_lite.engine.faults.exits import ForkedChild
 from horo_lite.engine.faults.watch import make_watch
 from horo_lite.engine.timeline import Timeline
-from horo_lite.errors import ArgumentError, NotInitializedError
+from horo_lite.errors import ArgumentError, DisagreementError, NotInitializedError
 from horo_lite.process_set_table import ProcessSetTable
 from horo_lite.process_sets import Member, ProcessSet
 from horo_lite.transport.mpi import mpi_is_running
@@ -117,7 +117,7 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
     try:
         for process_set in process_sets or ():
             context.process_sets.register(process_set)
-    except Exception:
+    except (ValueError, DisagreementError):  # on every rank; after another error the rest may be waiting for this one
         shutdown()
         raise
 

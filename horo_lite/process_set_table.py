@@ -80,8 +80,10 @@ class ProcessSetTable:
         fault: Exception | None = None
         try:
             own = self._ranks_of(process_set)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             fault = error
+        except TypeError as error:
+            fault = ArgumentError(f"process set {process_set.ranks!r}: expected a list of ranks: {error}")
         listed = process_set.mpi_comm is None
         answers = self._world.allgather((own, listed, fault and str(fault)))
         if fault is not None:
@@ -121,8 +123,9 @@ class ProcessSetTable:
 
     def _join(self, ranks: tuple[int, ...], named: Transport, planned: Transport) -> Member:
         """This rank's part of a set that it is a member of, with a message space for each lane."""
-        fabric = Fabric(named, ranks, self._world.topology.within(ranks), self._config, self._instruments)
-        member = Member(ranks, self._world.rank, NamedLane(fabric), PlannedLane(fabric, planned))
+        shared = ranks, self._world.topology.within(ranks), self._config, self._instruments
+        lanes = NamedLane(Fabric(named, *shared)), PlannedLane(Fabric(planned, *shared, staged=False))
+        member = Member(ranks, self._world.rank, *lanes)
         for lane in member.lanes:
             self._engine.add(lane)
         return member

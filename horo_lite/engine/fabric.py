@@ -1,12 +1,16 @@
 """What the ranks of a process set have between them: a transport, a layout, shared memory, a choice of algorithms.
 
-Operations ask it for schedules; it picks the algorithm, the same on every rank, from the size of the message.
+Operations ask it for schedules; it picks the algorithm, the same on every rank, from the size of the message. What it
+picks by, the selection table and the staging memory, comes into being with the first operation that needs it, and that
+is over on one rank before it is on another. So whatever would choose before has its turn after that operation, on every
+rank, and chooses then.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +27,9 @@ from horo_lite.interfaces import Array, Group, Reduction, Schedule, Transport
 from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import is_crowded
 
+if TYPE_CHECKING:
+    from horo_lite.engine.operations.base import Operation, Signatures
+
 _STAGING_BYTES = 3 << 20  # pieces of 1 MiB or a little more, so that what one rank writes another finds in a cache
 _LAID_OUT_BYTES = 4 << 20
 _LAID_OUT_SMALL_BYTES = 1 << 20  # where there is no room for that, as in a container with 64 MB
@@ -35,12 +42,16 @@ Choice = tuple[Callable[..., Schedule], ArrayKernel, bool]
 
 
 class Fabric:
-    """One process set's means.
+    """One process set's means, for one of its lanes: each lane has an order of its own.
 
     Args:
-        transport: a message space for the named lane.
+        transport: the lane's message space.
         ranks: the global rank of each member.
         topology: where the members are.
+        staged: ordinary tensors go through staging memory where that is faster.
+
+    Attributes:
+        stages: they do, since all members are on one node and share memory.
     """
 
     def __init__(
@@ -50,6 +61,7 @@ class Fabric:
         topology: Topology,
         config: Config,
         instruments: Instruments,
+        staged: bool = True,
     ) -> None:
         self.transport = transport
         self.ranks = ranks
@@ -59,7 +71,7 @@ class Fabric:
         self.group = Group.whole(transport.rank, transport.size)
         self.size = transport.size
         self._config = config
-        self._one_node = len(topology.nodes) == 1 and self.shares_memory
+        self.stages = staged and len(topology.nodes) == 1 and self.shares_memory
         self._staging: list[Array] | None = None
         self.laid_out_areas: list[list[Array]] = []
         """Once there is staging memory: for each of two turns, all members' memory for values that are laid out."""
@@ -71,7 +83,7 @@ class Fabric:
             self.travelling_bytes = min(_TRAVELLING_FAR_BYTES, _COORDINATED_FAR_BYTES // self.size)
         self.laid_out_bytes = -1
         """Larger ones, up to this size, are laid out in shared memory before the request (see ``short_way``)."""
-        if config.algorithm == AUTO and self._one_node and not is_crowded(self.size):
+        if config.algorithm == AUTO and self.stages and not is_crowded(self.size):
             self.laid_out_bytes = _LAID_OUT_BYTES
         self._ranks_per_node = min(len(node) for node in topology.nodes)
         crowded = is_crowded(topology.local_size)
@@ -94,15 +106,11 @@ class Fabric:
         Args:
             staged: False keeps away from the staging memory (for a schedule inside another one).
         """
-        if (
-            self.table is None
-            and buffer.nbytes > _UNMEASURED_BYTES
-            and self._settled(buffer.nbytes, staged and isinstance(buffer, np.ndarray)) is None
-        ):
+        if self._undecided(buffer.nbytes, staged and isinstance(buffer, np.ndarray)):
             again = functools.partial(
                 self.allreduce, buffer, type_name, reduction, prescale, postscale, device, staged
             )
-            return self._measured(lambda: again()[0]), True
+            return self._decided_first(buffer.nbytes, lambda: again()[0]), True
         key = (len(buffer), type_name, reduction, prescale, postscale, device, staged)
         choice = self._choices.get(key)
         if choice is None:
@@ -112,6 +120,34 @@ class Fabric:
         if prescale != 1.0:
             return self._prescaled(buffer, arithmetic, schedule), exclusive
         return schedule(self.group, buffer, arithmetic), exclusive
+
+    def start(self, operation: Operation, signatures: Signatures) -> tuple[Schedule, bool]:
+        """An operation's schedule, and whether it must wait for those before it that must: called in the same order on
+        every member.
+
+        Across nodes every algorithm is chosen by the table, and a compressor's requests may be of any size.
+        """
+        chooses = len(self.topology.nodes) > 1 or operation.signature.compression is not None
+        if self.table is None and chooses and operation.chooses:
+            return self._decided_first(0, lambda: operation.schedule(signatures, self)[0]), True
+        return operation.schedule(signatures, self)
+
+    def _undecided(self, nbytes: int, staged: bool) -> bool:
+        """Whether the algorithm for an all-reduce depends on what no operation has found out so far."""
+        if nbytes <= self.travelling_bytes:
+            return False
+        if staged and nbytes <= self.laid_out_bytes:
+            return self._staging is None
+        return self.table is None and nbytes > _UNMEASURED_BYTES
+
+    def _decided_first(self, nbytes: int, schedule: Callable[[], Schedule]) -> Schedule:
+        """In its turn: what a choice for so many bytes needs, unless an operation before this one has seen to it."""
+        if 0 < nbytes <= self.laid_out_bytes:
+            if self._staging is None:
+                yield from self._make_staging()
+        elif self.table is None:
+            self.table = yield from find_table(self, self._config.cache_folder)
+        yield from schedule()
 
     def _prescaled(self, buffer: Array, arithmetic: ArrayKernel, schedule: Callable[..., Schedule]) -> Schedule:
         arithmetic.prescale(buffer)  # when the schedule runs: one that is made may never run
@@ -161,14 +197,8 @@ class Fabric:
 
     def offered(self, staged: bool) -> frozenset[str]:
         """What algorithms may need and have here."""
-        shared = {"staging"} if staged and self._one_node else set()
+        shared = {"staging"} if staged and self.stages else set()
         return frozenset({"nodes", "segment_elements", "reduction"} | shared)
-
-    def _measured(self, schedule: Callable[[], Schedule]) -> Schedule:
-        """The first larger operation finds the selection table before an algorithm is chosen for it."""
-        if self.table is None:
-            self.table = yield from find_table(self, self._config.cache_folder)
-        yield from schedule()
 
     def _shared_allreduce(self, group: Group, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
         """Through the staging areas, which the first such all-reduce makes; by messages where memory is not shared."""
@@ -187,19 +217,20 @@ class Fabric:
     def _make_staging(self) -> Schedule:
         """The staging areas and, behind each, two for values that are laid out; none where memory is not shared."""
         wanted = (_LAID_OUT_BYTES, _LAID_OUT_SMALL_BYTES) if self.laid_out_bytes > 0 else (0,)
-        self._staging, self.laid_out_bytes = [], -1
+        staging, laid_out = [], -1
         for laid_out_bytes in wanted:
             blocks = yield from shared_blocks(_STAGING_BYTES + 2 * laid_out_bytes, self)
             if not blocks:
                 continue
-            self._staging = [block.array("uint8", 0, _STAGING_BYTES) for block in blocks]
+            staging = [block.array("uint8", 0, _STAGING_BYTES) for block in blocks]
             if laid_out_bytes:
                 starts = (_STAGING_BYTES, _STAGING_BYTES + laid_out_bytes)
-                self.laid_out_bytes = laid_out_bytes
+                laid_out = laid_out_bytes
                 self.laid_out_areas = [
                     [block.array("uint8", start, laid_out_bytes) for block in blocks] for start in starts
                 ]
-            return
+            break
+        self._staging, self.laid_out_bytes = staging, laid_out  # only now: what starts meanwhile must not go by less
 
     def adasum(
         self,

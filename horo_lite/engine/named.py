@@ -250,7 +250,7 @@ class NamedLane:
             if laid_out:
                 schedule, exclusive = self.short_way.granted_late(operation, agreement), False
             else:
-                schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
+                schedule, exclusive = self._fabric.start(operation, agreement.signatures)
         except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
             self._in_flight.skip()
             operation.handle.fail_from(error)

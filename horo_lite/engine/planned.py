@@ -15,7 +15,7 @@ from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.handles import Handle, Pending
 from horo_lite.engine.places import Place, Plan, Tagging
 from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
-from horo_lite.interfaces import Schedule, Transport
+from horo_lite.interfaces import Schedule
 from horo_lite.transport.driver import Running
 
 
@@ -38,17 +38,16 @@ class PlannedLane:
     """One process set's planned operations on this rank.
 
     Args:
-        fabric: the process set's means.
-        transport: a message space of the lane's own.
+        fabric: the process set's means, over a message space of the lane's own.
 
     Attributes:
         joined: this rank has called ``join()``: it takes part in whatever bucket the others begin.
         submitted: operations of this rank's own; it tells who went on longest.
     """
 
-    def __init__(self, fabric: Fabric, transport: Transport) -> None:
+    def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.transport = transport
+        self.transport = transport = fabric.transport
         self.joined = False
         self.submitted = 0
         self._tagging = Tagging(transport.max_tag)

@@ -95,7 +95,7 @@ class ShortWay:
             if isinstance(known, LaidOut):
                 schedule, exclusive = self._reduce(known, values, operation.target(self._fabric)), False
             else:
-                schedule, exclusive = operation.schedule(agreement.signatures, self._fabric)
+                schedule, exclusive = self._fabric.start(operation, agreement.signatures)
             self._lane.carry_out(schedule, exclusive, operation, polls)
         elif result is not operation:
             operation.target(self._fabric)[:] = result
@@ -157,7 +157,7 @@ class ShortWay:
         """What ``repeat`` does when the operation may start. Returns as it does."""
         if not isinstance(known, LaidOut):
             operation = make()
-            schedule, exclusive = operation.schedule(known.agreement.signatures, self._fabric)
+            schedule, exclusive = self._fabric.start(operation, known.agreement.signatures)
             self._lane.carry_out(schedule, exclusive, operation, polls)
             return operation.handle
         running = self._lane.begin(self._reduce(known, values, target))

@@ -86,7 +86,7 @@ def _try(fabric: Fabric, trial: Trial, wide: bool) -> Generator[Any, Any, dict[s
     buffer = np.zeros(trial.size_bytes // dtype.itemsize, dtype)
     took_s = {}
     for name in trial.candidates:
-        if name == "shared" and not fabric.shares_memory:
+        if name == "shared" and not fabric.stages:
             continue
         rounds = []
         for _ in range(_REPEATS):

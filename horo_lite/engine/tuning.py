@@ -37,7 +37,7 @@ _LARGEST_BYTES = 4 << 20
 
 def find_table(fabric: Fabric, folder: str) -> Generator[Any, Any, Table]:
     """Schedule: the table for these hosts, from rank 0's cache or measured now; the same on every member."""
-    name = f"{socket.gethostname()} {os.cpu_count()} {fabric.shares_memory} {fabric.instruments.library}"
+    name = f"{socket.gethostname()} {os.cpu_count()} {fabric.stages} {fabric.instruments.library}"
     hosts = yield from gather_bytes(name.encode(), fabric)
     path = _cache_path(folder, hosts)
     cached = _read(path) if fabric.group.index == 0 else None

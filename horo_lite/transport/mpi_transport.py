@@ -58,7 +58,8 @@ class MPITransport:
         self._any_source, self._any_tag = self._mpi.ANY_SOURCE, self._mpi.ANY_TAG
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
-        self.max_tag: int = min(comm.Get_attr(self._mpi.TAG_UB), 1 << 30)
+        # The standard gives COMM_WORLD this attribute and no other: Open MPI's split communicators lack it.
+        self.max_tag: int = min(self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB), 1 << 30)
         self.sent_bytes = 0
 
     def send(self, buffer: Array, peer: int, tag: int, whole: bool = False) -> Token:

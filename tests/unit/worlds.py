@@ -25,7 +25,12 @@ class Lanes:
     """The named and planned lanes of N ranks, polled in turn by the test's own thread."""
 
     def __init__(
-        self, size: int, seed: int | None = None, config: Config | None = None, ranks: Sequence[int] | None = None
+        self,
+        size: int,
+        seed: int | None = None,
+        config: Config | None = None,
+        ranks: Sequence[int] | None = None,
+        nodes: int = 1,
     ) -> None:
         self.size = size
         self.network = LoopbackNetwork(size, seed=seed)
@@ -35,10 +40,10 @@ class Lanes:
         for rank in range(size):
             endpoint = self.network.endpoint(rank)
             named, planned = endpoint.subgroup(range(size)), endpoint.subgroup(range(size))
-            topology = Topology(rank, (tuple(range(size)),))
-            fabric = Fabric(named, numbers, topology, config or Config(shared_memory=False), Instruments())
-            self.named.append(NamedLane(fabric))
-            self.planned.append(PlannedLane(fabric, planned))
+            topology = Topology(rank, tuple(tuple(range(node, size, nodes)) for node in range(nodes)))
+            shared = numbers, topology, config or Config(shared_memory=False), Instruments()
+            self.named.append(NamedLane(Fabric(named, *shared)))
+            self.planned.append(PlannedLane(Fabric(planned, *shared, staged=False)))
 
     def poll(self, rounds: int = 1) -> None:
         """Every lane, some rounds."""
@@ -119,8 +124,9 @@ class _StubContext:
         self.engine = Engine(spin_polls=0)
         endpoint = network.endpoint(rank)
         spaces = [endpoint.subgroup(range(network.size)) for _ in range(2)]
-        fabric = Fabric(spaces[0], tuple(range(network.size)), self.topology, config, Instruments())
-        member = Member(tuple(range(network.size)), rank, NamedLane(fabric), PlannedLane(fabric, spaces[1]))
+        shared = tuple(range(network.size)), self.topology, config, Instruments()
+        lanes = NamedLane(Fabric(spaces[0], *shared)), PlannedLane(Fabric(spaces[1], *shared, staged=False))
+        member = Member(tuple(range(network.size)), rank, *lanes)
         self.members = {0: member}
         for lane in member.lanes:
             self.engine.add(lane)

@@ -41,6 +41,8 @@ class Operation:
     """
 
     kind: ClassVar[str]
+    chooses: ClassVar[bool] = True
+    """Picks one of several algorithms."""
 
     def __init__(self, name: str, signature: Signature) -> None:
         self.key = Key(name)
@@ -73,6 +75,7 @@ class Barrier(Operation):
     """Go on when every rank has arrived."""
 
     kind = "barrier"
+    chooses = False
 
     def __init__(self, name: str) -> None:
         super().__init__(name, Signature(self.kind))

@@ -93,6 +93,7 @@ class AllToAll(Operation):
     """
 
     kind = "alltoall"
+    chooses = False
 
     def __init__(self, tensor: Any, name: str, splits: Sequence[int] | None, size: int) -> None:
         self._tensor = tensor
