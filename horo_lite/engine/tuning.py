@@ -1,4 +1,4 @@
-"""The selection table of a set of hosts: measured once, by the first larger operation, then remembered.
+"""The selection table of a set of hosts: measured once, by the first operation that asks for it, then remembered.
 
 Across nodes latency and bandwidth differ a thousandfold from cluster to cluster, so they are measured between rank 0
 and a rank of another node, and algorithms are chosen by their cost functions; on one node the algorithms themselves
