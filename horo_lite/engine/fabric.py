@@ -106,11 +106,12 @@ class Fabric:
         Args:
             staged: False keeps away from the staging memory (for a schedule inside another one).
         """
-        if self._undecided(buffer.nbytes, staged and isinstance(buffer, np.ndarray)):
+        lacking = self._lacking(buffer.nbytes, staged and isinstance(buffer, np.ndarray))
+        if lacking is not None:
             again = functools.partial(
                 self.allreduce, buffer, type_name, reduction, prescale, postscale, device, staged
             )
-            return self._decided_first(buffer.nbytes, lambda: again()[0]), True
+            return self._after(lacking, lambda: again()[0]), True
         key = (len(buffer), type_name, reduction, prescale, postscale, device, staged)
         choice = self._choices.get(key)
         if choice is None:
@@ -129,25 +130,25 @@ class Fabric:
         """
         chooses = len(self.topology.nodes) > 1 or operation.signature.compression is not None
         if self.table is None and chooses and operation.chooses:
-            return self._decided_first(0, lambda: operation.schedule(signatures, self)[0]), True
+            return self._after(self._find_table, lambda: operation.schedule(signatures, self)[0]), True
         return operation.schedule(signatures, self)
 
-    def _undecided(self, nbytes: int, staged: bool) -> bool:
-        """Whether the algorithm for an all-reduce depends on what no operation has found out so far."""
+    def _lacking(self, nbytes: int, staged: bool) -> Callable[[], Schedule] | None:
+        """The schedule that finds out what the algorithm for an all-reduce depends on, if no operation has yet."""
         if nbytes <= self.travelling_bytes:
-            return False
+            return None
         if staged and nbytes <= self.laid_out_bytes:
-            return self._staging is None
-        return self.table is None and nbytes > _UNMEASURED_BYTES
+            return self._make_staging if self._staging is None else None
+        return self._find_table if self.table is None and nbytes > _UNMEASURED_BYTES else None
 
-    def _decided_first(self, nbytes: int, schedule: Callable[[], Schedule]) -> Schedule:
-        """In its turn: what a choice for so many bytes needs, unless an operation before this one has seen to it."""
-        if 0 < nbytes <= self.laid_out_bytes:
-            if self._staging is None:
-                yield from self._make_staging()
-        elif self.table is None:
-            self.table = yield from find_table(self, self._config.cache_folder)
+    def _after(self, lacking: Callable[[], Schedule], schedule: Callable[[], Schedule]) -> Schedule:
+        """Both, in their turn: an operation before this one may have seen to what was lacking."""
+        yield from lacking()
         yield from schedule()
+
+    def _find_table(self) -> Schedule:
+        if self.table is None:
+            self.table = yield from find_table(self, self._config.cache_folder)
 
     def _prescaled(self, buffer: Array, arithmetic: ArrayKernel, schedule: Callable[..., Schedule]) -> Schedule:
         arithmetic.prescale(buffer)  # when the schedule runs: one that is made may never run
@@ -202,8 +203,7 @@ class Fabric:
 
     def _shared_allreduce(self, group: Group, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
         """Through the staging areas, which the first such all-reduce makes; by messages where memory is not shared."""
-        if self._staging is None:
-            yield from self._make_staging()
+        yield from self._make_staging()
         if self._staging:
             areas = [area.view(buffer.dtype) for area in self._staging]
             self.stats.shared_bytes += self.shared_bytes(buffer)
@@ -216,6 +216,8 @@ class Fabric:
 
     def _make_staging(self) -> Schedule:
         """The staging areas and, behind each, two for values that are laid out; none where memory is not shared."""
+        if self._staging is not None:
+            return
         wanted = (_LAID_OUT_BYTES, _LAID_OUT_SMALL_BYTES) if self.laid_out_bytes > 0 else (0,)
         staging, laid_out = [], -1
         for laid_out_bytes in wanted:
