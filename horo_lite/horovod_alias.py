@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from horo_lite import built, context, elastic, errors, function_run, functions
+from horo_lite import built, context, elastic, errors, function_run, functions, process_sets
 
 _VERSION = "0.28.1"  # the interface that is offered
 
@@ -50,10 +50,10 @@ def _names(module: Any, *names: str) -> dict[str, Any]:
 
 def _contents() -> dict[str, dict[str, Any]]:
     """Horovod's modules that are made of names: their contents."""
-    process_sets = _names(
-        context, "ProcessSet", "add_process_set", "get_process_set_ids_and_ranks", "global_process_set",
-        "remove_process_set",
-    )
+    of_process_sets = {
+        **_names(process_sets, "ProcessSet", "global_process_set"),
+        **_names(context, "add_process_set", "get_process_set_ids_and_ranks", "remove_process_set"),
+    }
     exceptions = {
         **_names(errors, "HorovodInternalError", "HostsUpdatedInterrupt"),
         "HorovodVersionMismatchError": errors.HorovodInternalError,
@@ -74,7 +74,7 @@ def _contents() -> dict[str, dict[str, Any]]:
         "horovod.common": {},
         "horovod.common.util": util,
         "horovod.common.exceptions": exceptions,
-        "horovod.common.process_sets": process_sets,
+        "horovod.common.process_sets": of_process_sets,
         "horovod.common.basics": built_names,
         "horovod.common.elastic": _names(elastic, "ObjectState", "State", "run_fn"),
         "horovod.common.functions": _names(functions, "allgather_object", "broadcast_object"),
