@@ -19,6 +19,7 @@ from tests.faults.jobs import (
 )
 from tests.launch import ROOT, SCALE, launcher, run_ranks
 
+OWN_RANK = "import os\nrank = int(next(os.environ[v] for v in ('PMI_RANK', 'PMIX_RANK') if v in os.environ))\n"
 INIT = "import horo_lite as hvd; hvd.init(); print('size', hvd.size())"
 
 
@@ -220,16 +221,13 @@ def test_more_ranks_than_cores_is_said_once():
     ("HORO_LITE_CHUNK_ELEMENTS", ("1000", "2000")),
 ])
 def test_settings_that_differ_are_found_at_init(variable, values):
-    by_rank = (
-        "import os\nrank = int(next(os.environ[v] for v in ('PMI_RANK', 'PMIX_RANK') if v in os.environ))\n"
-        f"os.environ[{variable!r}] = {values}[rank]\n"
-    )
+    by_rank = OWN_RANK + f"os.environ[{variable!r}] = {values}[rank]\n"
     done = job("", preamble=by_rank + PREAMBLE)
     assert_bad_end(done, f"DisagreementError: init.*{variable}: .* on rank 0; .* on rank 1")
 
 
 def test_versions_that_differ_are_found_at_init():
-    by_rank = "import os, horo_lite.launch_check as check\ncheck.__version__ = '1.' + os.environ['PMI_RANK']\n"
+    by_rank = OWN_RANK + "import horo_lite.launch_check as check\ncheck.__version__ = f'1.{rank}'\n"
     done = job("", preamble=by_rank + PREAMBLE)
     assert_bad_end(done, "different versions of horo_lite: 1.0 on rank 0; 1.1 on rank 1")
 
@@ -240,9 +238,12 @@ def test_a_setting_that_cannot_be_read_is_named(variable):
     assert f"{variable}='many'" in done.stderr
 
 
-def test_no_home_and_a_home_that_cannot_be_written(tmp_path):
-    for home in (None, "/proc"):
-        assert_good_end(job("reduce('x')", env={"HOME": home}))
+@pytest.mark.parametrize("home", [None, "/proc"])
+def test_no_home_and_a_home_that_cannot_be_written(home):
+    done = job("reduce('x')", env={"HOME": home})
+    if "Unable to get the user home directory" in done.output:
+        pytest.skip("Open MPI's launcher does not start without a home")
+    assert_good_end(done)
 
 
 @needs("torch")
