@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horo_lite import functions
@@ -44,6 +44,7 @@ class ExchangeOptions:
         process_set: the ranks that take part; others train by themselves.
         scale_local_gradients: gradients of local variables are divided by the number of ranks.
         label: what messages call it.
+        alike: what else must be the same on every rank.
 
     Raises:
         ArgumentError: a value, or two together, make no sense.
@@ -57,6 +58,7 @@ class ExchangeOptions:
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
     label: str = "optimizer"
+    alike: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         op = reduction_of(None, self.op)
@@ -99,6 +101,11 @@ class ExchangeOptions:
             groups=self._group_indices(variables),
             label=self.label,
             device=device,
+            alike={
+                "sparse_as_dense": self.sparse_as_dense,
+                "scale_local_gradients": self.scale_local_gradients,
+                **self.alike,
+            },
         )
 
     def _group_indices(self, variables: Sequence[Any]) -> int | list[list[int]] | None:

@@ -7,7 +7,7 @@ views hold the reduced gradients. The plan is agreed on once; a step negotiates,
 from __future__ import annotations
 
 import json
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class GradientBuckets:
         label: what messages call it.
         device: "cpu", or torch's name of a device.
         overlap: reduce buckets while backward goes on: True, False, or "auto" (tried out on the first steps).
+        alike: what else of the caller's settings must be the same on every rank.
 
     Attributes:
         views: per gradient, a flat array: its place in its bucket.
@@ -69,6 +70,7 @@ class GradientBuckets:
         label: str = "optimizer",
         device: str = "cpu",
         overlap: bool | str = "auto",
+        alike: Mapping[str, object] | None = None,
     ) -> None:
         context = current()
         member = process_set.member()
@@ -101,7 +103,7 @@ class GradientBuckets:
         self._launched: list[PlannedOperation] = []
         self._agrees_on_order = False
         self.number = self._lane.enter(self)
-        self._memory = self._make_memory()
+        self._memory = self._make_memory(alike or {})
         self.in_use = True
         self.views: list[Array] = [None] * len(specs)
         for bucket, buffer in zip(self._plan.buckets, self._memory.mine, strict=True):
@@ -131,12 +133,13 @@ class GradientBuckets:
             for bucket in self._plan.buckets
         ]
 
-    def _make_memory(self) -> BucketMemory:
+    def _make_memory(self, alike: Mapping[str, object]) -> BucketMemory:
         settings = {
             "op": self._op.name.title(),
             "scale factors": str(self._scales),
             "compression": repr(self._compressors and self._compressors[:1]),
             "device": self._device.split(":")[0],
+            **{name: str(value) for name, value in alike.items()},
         }
 
         def make() -> Schedule:

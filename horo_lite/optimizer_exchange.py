@@ -119,6 +119,10 @@ def settings_for(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         label=f"Distributed{type(optimizer).__name__}",
+        alike={
+            "backward_passes_per_step": backward_passes_per_step,
+            "average_aggregated_gradients": average_aggregated_gradients,
+        },
     )
     return Settings(options, int(backward_passes_per_step), bool(average_aggregated_gradients), local_layers)
 

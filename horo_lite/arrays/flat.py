@@ -112,7 +112,11 @@ def _flat_tensor(tensor: Any) -> tuple[Any, Array, bool]:
     except (RuntimeError, TypeError):
         pass
     torch: Any = sys.modules["torch"]
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+    if tensor.is_meta:
+        raise ArgumentTypeError(
+            f"a tensor of shape {tuple(tensor.shape)} on device meta has no values; make it real first (to_empty())"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
         raise ArgumentTypeError(
             f"expected a dense tensor with storage, got layout {tensor.layout}, dtype "
             f"{tensor.dtype} on device {tensor.device}; use to_dense(), or for sparse gradients "

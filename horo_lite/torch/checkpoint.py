@@ -85,6 +85,7 @@ def load_checkpoint(
             content = torch.load(path, map_location="cpu", weights_only=True)
             if not isinstance(content, dict) or content.get("format") != _FORMAT:
                 raise ArgumentError("this file was not written by save_checkpoint")
+            _check_holds(content, model=model, optimizer=optimizer)
             if model is not None:
                 model.load_state_dict(content["model"])
             if optimizer is not None:
@@ -100,6 +101,14 @@ def load_checkpoint(
         _give_rank_own(optimizer, rank_states)
     extra: dict[str, Any] = broadcast_object(content.get("extra"), name="load_checkpoint.extra")
     return extra
+
+
+def _check_holds(content: dict[str, Any], **wanted: Any) -> None:
+    missing = [kind for kind, target in wanted.items() if target is not None and content[kind] is None]
+    if missing:
+        raise ArgumentError(
+            f"this file was saved without {' and '.join(missing)}; leave {' and '.join(missing)} out here as well"
+        )
 
 
 def _write(path: Path, content: Any) -> None:

@@ -80,7 +80,11 @@ class GradientExchange:
         self._dense = [slot for slot in self._slots if not self._sparse.goes_as_rows(slot.name)]
         self._states = [ParameterState(optimizer, slot.parameter) for slot in self._dense]
         first = f": {self._dense[0].name}, ..." if self._dense else ""
-        self._buckets = self._make_buckets(f"optimizer {self._ordinal} ({type(optimizer).__name__}{first})")
+        try:
+            self._buckets = self._make_buckets(f"optimizer {self._ordinal} ({type(optimizer).__name__}{first})")
+        except BaseException:
+            self._unhook()  # ranks disagree: others may wrap these parameters next
+            raise
         for number, slot in enumerate(self._dense):
             slot.bind(number, self._buckets.views[number])
         self._roster = Roster(optimizer)
@@ -124,6 +128,13 @@ class GradientExchange:
             compression=s.compression,
             bucket_bytes=s.bucket_bytes,
             overlap=s.overlap,
+            alike={
+                "backward_passes_per_step": self.window,
+                "average_over_passes": s.average_over_passes,
+                "clip_norm": s.clip_norm,
+                "sparse_as_dense": s.sparse_as_dense,
+                "overlap": "at step()" if s.overlap is False else "in backward()",
+            },
         )
 
     def release(self, parameter: torch.Tensor) -> None:
@@ -137,15 +148,17 @@ class GradientExchange:
 
     def close(self) -> None:
         """Unhook, and let go of the buckets; ``.grad`` keeps its values."""
+        if self._hooks:
+            self._unhook()
+            self._buckets.close()
+
+    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        if self._hooks:
-            self._buckets.close()
         self._hooks = []
 
     def __del__(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._unhook()
 
     # --- backward ------------------------------------------------------------------------------------------------
 

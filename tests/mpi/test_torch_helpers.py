@@ -109,6 +109,9 @@ def test_a_checkpoint_that_cannot_be_written_or_read(hvd, device, folder):
         hvd.load_checkpoint(os.path.join(folder, "none.pt"), model)
     hvd.barrier()
     assert os.listdir(folder) == []
+    hvd.save_checkpoint(os.path.join(folder, "weights.pt"), model)
+    with pytest.raises(hvd.HorovodInternalError, match="saved without optimizer"):
+        hvd.load_checkpoint(os.path.join(folder, "weights.pt"), model, optimizer)
 
 
 @pytest.mark.ranks(2)

@@ -407,6 +407,39 @@ def test_different_models_are_found_out_at_wrap(hvd, device):
     assert w.item() == -mean_rank(hvd)
 
 
+@pytest.mark.ranks(2, 3)
+def test_the_same_parameters_are_wrapped_again_after_a_wrap_that_failed(hvd, device):
+    last = hvd.rank() == hvd.size() - 1
+    w = parameter(device, 0)
+    with pytest.raises(hvd.HorovodInternalError) as kept:  # with its traceback, and in that the failed wrap
+        hvd.DistributedOptimizer(sgd(w), named_parameters=[("this" if last else "that", w)])
+    optimizer = hvd.DistributedOptimizer(sgd(w), named_parameters=[("w", w)])
+    give(w, hvd.rank())
+    optimizer.step()
+    assert w.item() == -mean_rank(hvd)
+    assert kept.value is not None
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    ("setting", "usual", "other"),
+    [
+        ("backward_passes_per_step", 1, 2),
+        ("average_over_passes", False, True),
+        ("clip_norm", None, 1.0),
+        ("sparse_as_dense", False, True),
+        ("overlap", "auto", False),
+        ("gradient_predivide_factor", 1.0, 2.0),
+        ("bucket_bytes", 1000, 2000),
+    ],
+)
+def test_settings_that_differ_are_found_out_at_wrap(hvd, device, setting, usual, other):
+    value = other if hvd.rank() == hvd.size() - 1 else usual
+    said = "scale factors" if setting == "gradient_predivide_factor" else setting
+    with pytest.raises(hvd.HorovodInternalError, match=said):
+        hvd.DistributedOptimizer(sgd(parameter(device, 0)), **{setting: value})
+
+
 @pytest.mark.parametrize("kind", ["number", "lists"])
 def test_groups_of_which_half_is_unused_at_first(hvd, device, kind):
     tensors = [parameter(device, 0) for _ in range(5)]
