@@ -75,3 +75,24 @@ def test_fit(hvd):
     model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1)), "mse")
     model.fit(tf.ones([1, 1]), tf.fill([1, 1], 2.0 * hvd.rank() + 1), verbose=0)
     assert float(model.get_weights()[0][0, 0]) == pytest.approx(0.4, abs=1e-6)
+
+
+@pytest.mark.ranks(2)
+@KINDS
+def test_callbacks(hvd, kind):
+    """Rank r starts at w = r, its target is 2 r + 1: gradients -2 and -4, of mean -3; then all have rank 0's weight."""
+    callbacks = hvd.keras.callbacks
+    start = tf_keras.initializers.Constant(float(hvd.rank()))
+    layer = tf_keras.layers.Dense(1, use_bias=False, kernel_initializer=start)
+    model = tf_keras.Sequential([tf_keras.Input((1,)), layer])
+    optimizers = tf_keras.optimizers if kind == "new" else tf_keras.optimizers.legacy
+    model.compile(hvd.DistributedOptimizer(optimizers.SGD(0.05, momentum=0.9)), "mse")
+    history = model.fit(
+        tf.ones((1, 1)), tf.fill((1, 1), 2.0 * hvd.rank() + 1), verbose=0,
+        callbacks=[
+            callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback(),
+            callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1, steps_per_epoch=1),
+        ],
+    ).history
+    assert float(layer.kernel[0, 0]) == pytest.approx(0.3)
+    assert history["loss"] == [pytest.approx((1 + 4) / 2)]

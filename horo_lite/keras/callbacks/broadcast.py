@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-
 from horo_lite.keras.backend import bridge
 from horo_lite.keras.broadcasting import broadcast_variables
+from horo_lite.keras.callbacks.callback import Callback
 from horo_lite.process_sets import ProcessSet, global_process_set
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+class BroadcastGlobalVariablesCallback(Callback):
     """Give every rank the root's weights and optimizer variables before the first step.
 
     Horovod broadcasts after the first batch, since only then all variables exist; so is it here where the model is not
@@ -45,7 +44,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         model, optimizer = self.model, self.model.optimizer
-        if self.broadcast_done or not model.built:
+        if self.broadcast_done or not model.built or _is_legacy(optimizer):
             return
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
@@ -57,7 +56,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         optimizer = self.model.optimizer
-        variables = [*self.model.weights, *(optimizer.variables if optimizer is not None else ())]
+        slots = () if optimizer is None else optimizer.variables() if _is_legacy(optimizer) else optimizer.variables
+        variables = [*self.model.weights, *slots]
         shared = [variable for variable in variables if id(bridge().native(variable)) not in self._local]
         broadcast_variables(shared, self.root_rank, self._process_set)
         self.broadcast_done = True
+
+
+def _is_legacy(optimizer: Any) -> bool:
+    """One of legacy Keras, of which not all can be built before the first batch."""
+    return callable(getattr(optimizer, "variables", None))

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 from keras.src.utils import io_utils
 
 from horo_lite.context import size
 from horo_lite.errors import ArgumentError
 from horo_lite.keras.backend import bridge
+from horo_lite.keras.callbacks.callback import Callback
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
+class LearningRateScheduleCallback(Callback):
     """Set the learning rate to ``initial_lr * multiplier(epoch)``.
 
     Args:
@@ -146,7 +146,7 @@ def _learning_rate(optimizer: Any) -> float:
 def _momentums(optimizer: Any) -> list[Any]:
     """The accumulated momentum where the learning rate is part of it."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(optimizer, "momentum", 0.0) or not optimizer.built:
+    if not getattr(optimizer, "momentum", 0.0) or not getattr(optimizer, "built", True):
         return []
     slots = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None)  # SGD; RMSprop
     return [variable for variable in slots or () if variable is not None]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import keras
 import numpy as np
 
 from horo_lite import functions
 from horo_lite.keras.backend import bridge
+from horo_lite.keras.callbacks.callback import Callback
 from horo_lite.process_sets import ProcessSet, global_process_set
 
 _log = logging.getLogger("horo_lite")
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(Callback):
     """Average the epoch's metrics over all ranks.
 
     Put it before callbacks that read metrics (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, TensorBoard): Keras
