@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +14,7 @@ from horo_lite.arrays import to_torch
 from horo_lite.compression import Compression, is_compression, resolve
 from horo_lite.context import current
 from horo_lite.errors import ArgumentError, ArgumentTypeError
-from horo_lite.functions import Adasum, Average, Sum
+from horo_lite.functions import Adasum, Average, Sum, reduction_of
 from horo_lite.interfaces import Reduction
 from horo_lite.process_sets import ProcessSet, global_process_set
 from horo_lite.torch.adasum import AdasumExchange
@@ -74,11 +76,16 @@ def DistributedOptimizer(
     current()
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentTypeError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    op = Reduction(op)
+    op = reduction_of(None, op)
     if op not in (Average, Sum, Adasum):
-        raise ArgumentError(f"DistributedOptimizer has op Average, Sum and Adasum, got {op.name.title()}")
+        raise ArgumentError(f"DistributedOptimizer has op=Average, Sum and Adasum, got {op.name.title()}")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ArgumentError("gradient_predivide_factor not supported with op != Average")
+    _check_positive("gradient_predivide_factor", gradient_predivide_factor)
+    if clip_norm is not None and clip_norm != math.inf:
+        _check_positive("clip_norm", clip_norm)
+    if not isinstance(process_set, ProcessSet):
+        raise ArgumentTypeError(f"process_set={process_set!r}: expected what hvd.add_process_set() returned")
     if num_groups:
         warnings.warn(
             "Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning,
@@ -100,6 +107,11 @@ def DistributedOptimizer(
         overlap=_checked_overlap(overlap),
     )
     return wrap(optimizer, settings, AdasumExchange if op == Adasum else GradientExchange)
+
+
+def _check_positive(keyword: str, value: Any) -> None:
+    if not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
+        raise ArgumentError(f"{keyword}={value!r}: expected a number above 0")
 
 
 def _compressor(compression: Any) -> Any:

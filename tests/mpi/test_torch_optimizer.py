@@ -452,6 +452,22 @@ def test_groups_of_which_half_is_unused_at_first(hvd, device, kind):
     assert [t.grad.item() for t in tensors] == [mean_rank(hvd) + k for k in range(5)]
 
 
+@pytest.mark.ranks(1, 2)
+def test_wrong_values_are_named_at_the_wrap(hvd, device):
+    nan = float("nan")
+    w = parameter(device, 0)
+    for keyword, wrong in (
+        ("gradient_predivide_factor", (0, -1.0, nan, float("inf"), "2")),
+        ("clip_norm", (0, -1.0, nan, "1")),
+        ("op", ("sum", 17, hvd.Max)),
+        ("process_set", (3, [0], None)),
+    ):
+        for value in wrong:
+            with pytest.raises((ValueError, TypeError), match=keyword):
+                hvd.DistributedOptimizer(sgd(w), **{keyword: value})
+    hvd.DistributedOptimizer(sgd(w), clip_norm=float("inf"))
+
+
 def test_wrong_groups(hvd, device):
     w = parameter(device, 0)
     for wrong in (-1, [[w], [w]], [[1]], "a"):
