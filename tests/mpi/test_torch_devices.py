@@ -29,7 +29,7 @@ def place(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
         return target, target.contiguous().view(-1), target.is_contiguous()
 
     monkeypatch.setattr(sys.modules["horo_lite.arrays.flat"], "_flat_tensor", stays)
-    for module in ("operations.allreduce", "operations.moving", "operations.reducescatter", "compressed"):
+    for module in ("operations.base", "compressed"):
         monkeypatch.setattr(
             sys.modules[f"horo_lite.engine.{module}"], "device_name",
             lambda array: "torch-cpu" if is_torch(array) else "cpu",
