@@ -58,7 +58,7 @@ class ExchangeOptions:
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
     label: str = "optimizer"
-    alike: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    alike: Mapping[str, object] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         op = reduction_of(None, self.op)
