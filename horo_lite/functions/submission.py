@@ -8,7 +8,7 @@ from typing import Any
 from horo_lite.context import current
 from horo_lite.engine import Handle, NamedLane
 from horo_lite.engine.operations import Operation, Refusal
-from horo_lite.errors import ArgumentError
+from horo_lite.errors import ArgumentError, ArgumentTypeError
 from horo_lite.process_sets import Member, ProcessSet
 
 Make = Callable[[Member], Operation]
@@ -40,6 +40,8 @@ def start(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> H
 def made(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> tuple[NamedLane, Operation]:
     """The operation and the lane it is for; where it can't be made, the other ranks hear why."""
     context = current()
+    if name is not None and not isinstance(name, str):
+        raise ArgumentTypeError(f"name={name!r} of {kind}: expected a string or None")
     member = process_set.member()
     if member.lane is None:
         raise ArgumentError(

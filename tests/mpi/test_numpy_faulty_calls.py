@@ -220,3 +220,19 @@ def test_a_forked_child_is_told_that_it_is_no_rank(hvd):
         assert answer.startswith("HorovodInternalError")
         assert f"was forked from rank {hvd.rank()}" in answer
     assert hvd.synchronize(handle).tolist() == [1.0] * 3
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_name_that_is_no_string_is_refused_before_anything_is_asked_for(hvd):
+    ones = np.ones(2)
+    for name in (3, b"bytes", ("a", 1)):
+        for ask in (
+            lambda name: hvd.allreduce(ones, name=name),
+            lambda name: hvd.allreduce_async(ones, name=name),
+            lambda name: hvd.allgather(ones, name),
+            lambda name: hvd.broadcast(ones, 0, name),
+            lambda name: hvd.broadcast_object(1, 0, name),
+        ):
+            with pytest.raises(TypeError, match="name"):
+                ask(name)
+    assert hvd.allreduce(ones, op=hvd.Sum).tolist() == [hvd.size()] * 2
