@@ -12,7 +12,7 @@ from horo_lite.engine import Handle
 from horo_lite.engine.operations import AllReduce, Operation, new_tensor
 from horo_lite.errors import ArgumentError
 from horo_lite.functions.arguments import as_tensor, reduction_of
-from horo_lite.functions.submission import Make, call, made, start
+from horo_lite.functions.submission import Make, call, made, member_of, start
 from horo_lite.interfaces import Compressor, Reduction
 from horo_lite.process_sets import Member, ProcessSet, global_process_set
 
@@ -219,7 +219,7 @@ def _reduce_one(
     in_place: bool,
 ) -> Any:
     """``call`` for one uncompressed tensor; where the same has gone before, a small one goes by what is kept of it."""
-    values, lane = plain_values(tensor), process_set.member().lane
+    values, lane = plain_values(tensor), member_of(process_set).lane
     if values is None or lane is None or values.nbytes > lane.short_way.most_bytes:
         make_any = make_allreduce([tensor], average, name, op, prescale, postscale, in_place=in_place)
         return call(process_set, "allreduce", name, make_any)

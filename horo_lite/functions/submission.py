@@ -42,7 +42,7 @@ def made(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> tu
     context = current()
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(f"name={name!r} of {kind}: expected a string or None")
-    member = process_set.member()
+    member = member_of(process_set)
     if member.lane is None:
         raise ArgumentError(
             f"rank {context.rank} is not in {process_set}: only its members may call this (check .included())"
@@ -53,6 +53,22 @@ def made(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> tu
         member.lane.submit(Refusal(kind, name or "", str(error)))
         context.engine.wake()
         raise
+
+
+def member_of(process_set: ProcessSet) -> Member:
+    """This rank's part of a process set.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        return process_set.member()
+    except AttributeError:
+        if isinstance(process_set, ProcessSet):
+            raise
+        raise ArgumentTypeError(
+            f"process_set={process_set!r}: expected a ProcessSet, as add_process_set(ranks) returns it"
+        ) from None
 
 
 def synchronize(handle: Handle) -> Any:

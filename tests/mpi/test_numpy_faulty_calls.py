@@ -236,3 +236,20 @@ def test_a_name_that_is_no_string_is_refused_before_anything_is_asked_for(hvd):
             with pytest.raises(TypeError, match="name"):
                 ask(name)
     assert hvd.allreduce(ones, op=hvd.Sum).tolist() == [hvd.size()] * 2
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_process_set_that_is_none_is_refused_before_anything_is_asked_for(hvd):
+    ones = np.ones(2)
+    for wrong in (3, [0], "global"):
+        for ask in (
+            lambda wrong: hvd.allreduce(ones, process_set=wrong),
+            lambda wrong: hvd.allreduce(np.ones(2, object), process_set=wrong),
+            lambda wrong: hvd.grouped_allreduce_async([ones], process_set=wrong),
+            lambda wrong: hvd.allgather(ones, process_set=wrong),
+            lambda wrong: hvd.broadcast_object(1, 0, process_set=wrong),
+            lambda wrong: hvd.barrier(process_set=wrong),
+        ):
+            with pytest.raises(TypeError, match="expected a ProcessSet"):
+                ask(wrong)
+    assert hvd.allreduce(ones, op=hvd.Sum).tolist() == [hvd.size()] * 2
