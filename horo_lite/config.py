@@ -146,6 +146,10 @@ class Config:
         False, "HORO_LITE_ALLOW_SINGLE",
         "Accept a world of one process although a launcher announced more (1 or 0).", _boolean,
     )
+    under_way_folder: str = setting(
+        "", "HORO_LITE_UNDER_WAY_FOLDER",
+        "Set by `horo-lite run` for ranks of its own machine: where each notes that it has not come to its end yet.",
+    )
     test_fault: str = setting(
         "", "HORO_LITE_TEST_FAULT",
         "For tests: rank:messages:what makes a rank fail once it has sent so many messages: kill, exit, stop, lose, "

@@ -16,7 +16,7 @@ from typing import Any
 from horo_lite import launch_check, log
 from horo_lite.config import Config, Launch
 from horo_lite.engine import Engine, Instruments, WireStats
-from horo_lite.engine.faults import ending
+from horo_lite.engine.faults import ending, under_way
 from horo_lite.engine.faults.exits import ForkedChild
 from horo_lite.engine.faults.watch import make_watch
 from horo_lite.engine.timeline import Timeline
@@ -55,6 +55,7 @@ class Context:
         self.engine = Engine(0 if is_crowded(self.topology.local_size) else 100, threaded, self.instruments)
         self.process_sets = ProcessSetTable(self.world, self.engine, config, self.instruments)
         self.watch = None if job_end is None else make_watch(self.engine, self.world, job_end, config, self.topology)
+        self._take_note_away = under_way.enter(config.under_way_folder if self.size > 1 else "", self.rank)
 
     @property
     def members(self) -> dict[int, Member]:
@@ -74,6 +75,7 @@ class Context:
             self.watch.farewell(ended)
         self.process_sets.close()
         self.world.close()
+        self._take_note_away()
 
 
 _context: Context | None = None

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.console import Console
 from horo_lite.cli import finding, horovod_flags, launchers, machine
 from horo_lite.cli.hosts import Host, parse_hosts, read_hostfile
 from horo_lite.cli.supervise import TIMED_OUT, supervise
+from horo_lite.engine.faults import under_way
 from horo_lite.errors import ArgumentError, HoroLiteError
 
 _ALIAS = Path(__file__).parent / "alias"
@@ -151,7 +153,16 @@ def _supervise(
 ) -> int:
     """Run the job, and again while it fails and restarts are left; a time-out or a signal to us is no failure."""
     for restarts in range(max_restarts + 1):
-        status = supervise(words, {**environment, "HORO_LITE_RESTARTS": str(restarts)}, timeout_s)
+        with tempfile.TemporaryDirectory(prefix="horo_lite-") as folder:
+            added = {"HORO_LITE_RESTARTS": str(restarts), "HORO_LITE_UNDER_WAY_FOLDER": folder}
+            status = supervise(words, {**environment, **added}, timeout_s)
+            left = under_way.still_in(folder) if status == 0 else []
+        if left:
+            status = 1
+            _say(
+                f"rank{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} ended in the middle, though the "
+                "launcher reports success: code in C has called exit()"
+            )
         if status == TIMED_OUT and timeout_s is not None:
             _say(f"the job was ended after {timeout_s:g} s (--timeout)")
         number = status - 128 if status > 128 else status

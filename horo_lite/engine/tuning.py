@@ -74,7 +74,8 @@ def describe(table: Table, fabric: Fabric) -> str:
             limits.append((bound, name))
     choices = ", ".join(f"{name} up to {_size(bound)}" for bound, name in limits[:-1])
     last = limits[-1][1]
-    return f"all-reduce over {fabric.size} ranks on {len(nodes)} nodes: {choices and choices + ', then '}{last}"
+    where = "one node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    return f"all-reduce over {fabric.size} ranks on {where}: {choices and choices + ', then '}{last}"
 
 
 def _size(nbytes: int) -> str:

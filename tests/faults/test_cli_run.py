@@ -59,6 +59,30 @@ def test_the_exit_status_of_a_failing_rank_is_the_jobs(script):
     assert done.returncode == 5
 
 
+@pytest.mark.parametrize(("ranks", "culprit"), [(2, 1), (2, 0), (3, 1)])
+def test_exit_in_c_code_is_no_success(script, ranks, culprit):
+    text = (
+        "import ctypes, numpy as np, horo_lite as hvd\nhvd.init()\n"
+        f"if hvd.rank() == {culprit}: ctypes.CDLL(None).exit(0)\n"
+        "hvd.allreduce(np.ones(3))"
+    )
+    done = horo_lite("run", "-np", str(ranks), script(text))
+    assert done.returncode not in (0, 124), done.stderr
+
+
+@pytest.mark.parametrize("end", ["", "import sys; sys.exit(0)", "hvd.shutdown(); import os; os._exit(0)",
+                                 "from mpi4py import MPI; MPI.Finalize()", "hvd.shutdown(); hvd.init()"])
+def test_an_orderly_end_is_a_success(script, end):
+    started = (
+        "import subprocess, sys, numpy as np, horo_lite as hvd\nhvd.init()\nhvd.allreduce(np.ones(3))\n"
+        "alone = 'import os, horo_lite as hvd; hvd.init(); os._exit(0)'\n"
+        "import os; env = {k: v for k, v in os.environ.items() if not k.startswith(('PMI', 'OMPI', 'PRTE'))}\n"
+        "subprocess.run([sys.executable, '-c', alone], env=env, check=True)\n"
+    )
+    done = horo_lite("run", "-np", "2", script(started + end))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_job_is_ended_when_its_time_is_up(script):
     start = time.monotonic()
     done = horo_lite("run", "-np", "2", "--timeout", "2", script("import time; time.sleep(100)"))
