@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -9,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def run(
             f"{job.ranks_per_host} ranks share {job.cores} core{'s' if job.cores > 1 else ''}; they take turns, so "
             "expect no speed-up beyond the cores",
         )
-    sys.exit(_supervise(words, environment, timeout_s, max_restarts))
+    here = not places and launcher.name != "slurm"
+    sys.exit(_supervise(words, environment, timeout_s, max_restarts, here))
 
 
 def places_of(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
@@ -149,19 +151,24 @@ def forwarded(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _supervise(
-    words: Sequence[str], environment: Mapping[str, str], timeout_s: float | None, max_restarts: int
+    words: Sequence[str], environment: Mapping[str, str], timeout_s: float | None, max_restarts: int,
+    notes: bool = False,
 ) -> int:
-    """Run the job, and again while it fails and restarts are left; a time-out or a signal to us is no failure."""
+    """Run the job, and again while it fails and restarts are left; a time-out or a signal to us is no failure.
+
+    Args:
+        notes: all ranks are on this machine, so that their notes (``under_way``) can be looked at.
+    """
     for restarts in range(max_restarts + 1):
-        with tempfile.TemporaryDirectory(prefix="horo_lite-") as folder:
+        with _notes_folder() if notes else contextlib.nullcontext("") as folder:
             added = {"HORO_LITE_RESTARTS": str(restarts), "HORO_LITE_UNDER_WAY_FOLDER": folder}
             status = supervise(words, {**environment, **added}, timeout_s)
-            left = under_way.still_in(folder) if status == 0 else []
+            left = under_way.still_in(folder) if folder and status == 0 else []
         if left:
             status = 1
             _say(
                 f"rank{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} ended in the middle, though the "
-                "launcher reports success: code in C has called exit()"
+                "launcher reports success: most often code in C has called exit()"
             )
         if status == TIMED_OUT and timeout_s is not None:
             _say(f"the job was ended after {timeout_s:g} s (--timeout)")
@@ -174,6 +181,18 @@ def _supervise(
         _say(f"the job ended with status {status}; start {restarts + 2} of {max_restarts + 1} in {pause_s:g} s")
         time.sleep(pause_s)
     return status
+
+
+@contextlib.contextmanager
+def _notes_folder() -> Iterator[str]:
+    """A folder of a random name that is this user's alone; "" where none can be made."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="horo_lite-", ignore_cleanup_errors=True)
+    except OSError:
+        yield ""
+        return
+    with folder as path:
+        yield path
 
 
 def _say(text: str) -> None:

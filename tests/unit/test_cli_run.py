@@ -230,3 +230,32 @@ def test_from_the_command_line_to_ranks_that_intel_mpi_starts(start, status, mon
 def test_a_program_of_that_name_that_is_another_is_not_started(start):
     with pytest.raises(FileNotFoundError):  # no rank has recorded anything
         start("srun", "a spin runner 1.0", "SLURM_PROCID", "--launcher", "slurm")
+
+
+def noting(*names):
+    """A command that leaves these files in the folder for ranks' notes, if there is one."""
+    return ["sh", "-c", 'test -z "$HORO_LITE_UNDER_WAY_FOLDER" || cd "$HORO_LITE_UNDER_WAY_FOLDER" && touch done '
+            + " ".join(names)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "says"),
+    [
+        ((), 0, ""), ((".nfs0001", "text"), 0, ""), (("1.234",), 1, "rank 1 ended"),
+        (("2.7", "0.5"), 1, "ranks 0, 2 ended"),
+    ],
+)
+def test_what_ranks_have_left_of_notes_is_looked_at_after_a_success(names, status, says, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run._supervise(noting(*names), ENV, timeout_s=None, max_restarts=0, notes=True) == status
+    assert says in capfd.readouterr().err
+    assert run._supervise(["sh", "-c", 'rm -r "$HORO_LITE_UNDER_WAY_FOLDER"'], ENV, None, 0, notes=True) == 0
+
+
+def test_a_job_runs_where_no_folder_can_be_made(monkeypatch, tmp_path):
+    def refuse(**options):
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(run.tempfile, "TemporaryDirectory", refuse)
+    assert run._supervise(["sh", "-c", f"touch {tmp_path}/ran"], ENV, None, 0, notes=True) == 0
+    assert (tmp_path / "ran").exists()

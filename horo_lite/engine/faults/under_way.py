@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+
+_NOTE = re.compile(r"(\d+)\.\d+")
 
 
 def enter(folder: str, rank: int) -> Callable[[], None]:
@@ -34,8 +37,12 @@ def enter(folder: str, rank: int) -> Callable[[], None]:
 
 
 def still_in(folder: str) -> list[int]:
-    """The ranks that have left their note."""
-    return sorted({int(name.split(".")[0]) for name in os.listdir(folder)})
+    """The ranks whose note is still there; none where the folder is gone."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted({int(found.group(1)) for name in names if (found := _NOTE.fullmatch(name))})
 
 
 def _nothing() -> None:
