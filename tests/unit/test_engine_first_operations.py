@@ -71,10 +71,10 @@ def expected(kind, elements, rank, size):
     return [total] * elements
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, 3, 7])
 @pytest.mark.parametrize(
     ("size", "nodes", "room_bytes"),
-    [(2, 1, 1 << 40), (2, 1, 5 << 20), (2, 1, 0), (3, 1, 1 << 40), (3, 1, 0), (2, 2, 1 << 40), (4, 2, 1 << 40)],
+    [(2, 1, 1 << 40), (2, 1, 5 << 20), (2, 1, 0), (3, 1, 1 << 40), (3, 1, 5 << 20), (2, 2, 1 << 40), (4, 2, 1 << 40)],
 )
 def test_the_first_operations_all_at_once(size, nodes, room_bytes, seed, monkeypatch):
     create = sharing.SharedBlock.create
