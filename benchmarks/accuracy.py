@@ -316,6 +316,7 @@ def finished_runs(path: Path) -> list[dict[str, Any]]:
         return [
             {key: number(row[key]) if (number := KINDS.get(key)) else row[key] for key in row}
             for row in csv.DictReader(file)
+            if row.keys() >= KINDS.keys()  # an older version wrote less
         ]
 
 

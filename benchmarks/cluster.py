@@ -33,11 +33,18 @@ SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
 LONGEST_CALL_S = 6.0  # larger messages are left out on slow links
 JUDGED_RATE, JUDGED_BYTES = "100mbit", 1 << 20
 LAYERS, LAYER_BYTES = 16, 512 << 10
+SLOW = 50e6  # bits a second: below, messages take seconds and vary little, so layers are smaller and rounds fewer
+SLOW_LAYER_BYTES, SLOW_ROUNDS = 64 << 10, 2
 
 
 def bound_s(size_bytes: int, rate: str) -> float:
     """What a ring over the hosts takes when the links are never idle."""
     return 2 * (HOSTS - 1) / HOSTS * size_bytes * 8 / (RATES[rate] * TCP_SHARE)
+
+
+def layer_bytes(rate: str) -> int:
+    """The gradient of one layer in the overlap part."""
+    return LAYER_BYTES if RATES[rate] >= SLOW else SLOW_LAYER_BYTES
 
 
 # --- On the hosts --------------------------------------------------------------------------------------------------
@@ -67,7 +74,7 @@ def measure_sizes(wanted: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     return found
 
 
-def measure_overlap(rounds: int) -> dict[str, float]:
+def measure_overlap(rounds: int, layer_bytes: int) -> dict[str, float]:
     """A step's time with overlap, with its communication alone and with its compute alone, which are made equal."""
     from mpi4py import MPI
 
@@ -75,7 +82,7 @@ def measure_overlap(rounds: int) -> dict[str, float]:
     from horo_lite.gradients import GradientBuckets
 
     comm = MPI.COMM_WORLD.Dup()
-    parameters = [(f"layer{index}", (LAYER_BYTES // 4,), "float32") for index in range(LAYERS)]
+    parameters = [(f"layer{index}", (layer_bytes // 4,), "float32") for index in range(LAYERS)]
 
     def step(buckets: GradientBuckets, layer_s: float) -> None:
         for index in reversed(range(LAYERS)):  # as backward comes to them
@@ -84,8 +91,8 @@ def measure_overlap(rounds: int) -> dict[str, float]:
         buckets.finish()
 
     plans = {
-        "overlap": GradientBuckets(parameters, bucket_bytes=LAYER_BYTES, overlap=True),
-        "no overlap": GradientBuckets(parameters, bucket_bytes=LAYER_BYTES, overlap=False),
+        "overlap": GradientBuckets(parameters, bucket_bytes=layer_bytes, overlap=True),
+        "no overlap": GradientBuckets(parameters, bucket_bytes=layer_bytes, overlap=False),
     }
     comm.Barrier()
     step(plans["no overlap"], 0.0)
@@ -111,8 +118,8 @@ def inside(options: argparse.Namespace) -> None:
 
     hvd.init()
     found: dict[str, Any] = {"sizes": measure_sizes(options.sizes, options.rounds)}
-    if options.overlap:
-        found["overlap"] = measure_overlap(options.rounds)
+    if options.layer_bytes:
+        found["overlap"] = measure_overlap(options.rounds, options.layer_bytes)
     if hvd.rank() == 0:
         options.inside.write_text(json.dumps(found))
     hvd.shutdown()
@@ -130,13 +137,14 @@ def run_job(
         ClusterError: it failed or took far too long; carries its output.
     """
     wanted = [size for size in options.sizes if bound_s(size, rate) < LONGEST_CALL_S]
-    step_s = bound_s(LAYERS * LAYER_BYTES, rate) if overlap else 0.0
-    work_s = (options.rounds + 1) * (6 * sum(bound_s(size, rate) for size in wanted) + 8 * step_s)
+    rounds = options.rounds if RATES[rate] >= SLOW else min(options.rounds, SLOW_ROUNDS)
+    step_s = bound_s(LAYERS * layer_bytes(rate), rate) if overlap else 0.0
+    work_s = (rounds + 1) * (6 * sum(bound_s(size, rate) for size in wanted) + 8 * step_s)
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         command = [
-            sys.executable, __file__, "--inside", str(answer), "--rounds", str(options.rounds),
-            "--sizes", ",".join(map(str, wanted)), *(["--overlap"] if overlap else []),
+            sys.executable, __file__, "--inside", str(answer), "--rounds", str(rounds),
+            "--sizes", ",".join(map(str, wanted)), *(["--layer-bytes", str(layer_bytes(rate))] if overlap else []),
         ]
         done = cluster.run(
             command, HOSTS * per_host, per_host, limit_s=120 + 3 * work_s, mpirun=options.mpirun
@@ -186,10 +194,13 @@ def show_overlap(report: Report, overlaps: dict[str, dict[str, float]]) -> None:
     """A step of compute and communication of equal length, at each rate."""
     names = ("compute", "communication", "no overlap", "overlap")
     report.table(
-        f"A step of {LAYERS} layers of {bytes_text(LAYER_BYTES)} over {HOSTS} hosts",
-        ["link", *names, "overlap / max(compute, communication)"],
+        f"A step of {LAYERS} layers over {HOSTS} hosts",
+        ["link", "layer", *names, "overlap / max(compute, communication)"],
         [
-            [rate, *[seconds_text(of[name]) for name in names], f"{_over_longest(of):.2f}"]
+            [
+                rate, bytes_text(layer_bytes(rate)), *[seconds_text(of[name]) for name in names],
+                f"{_over_longest(of):.2f}",
+            ]
             for rate, of in overlaps.items()
         ],
     )
@@ -216,7 +227,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mpirun", help="Hydra's launcher (default: the one beside this Python, or on PATH)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the CSV and PNG files")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--overlap", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--layer-bytes", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.rates = options.rates or ([JUDGED_RATE] if options.quick else list(RATES))
     options.sizes = options.sizes or ([JUDGED_BYTES] if options.quick else list(SIZES))
@@ -249,6 +260,7 @@ def main() -> None:
             cluster.shape(rate)
             results = {}
             for per_host in options.per_host:
+                report.note(f"{rate}, {per_host} rank{'s' if per_host > 1 else ''} a host ...")
                 found = run_job(cluster, rate, per_host, overlap=per_host == 1, options=options)
                 results[per_host] = found["sizes"]
                 overlaps.update({rate: found["overlap"]} if "overlap" in found else {})
