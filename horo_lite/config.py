@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from horo_lite.errors import ArgumentError
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
 _FIRST_FACTOR = 3
+_FOLDER_VARIABLE = "HORO_LITE_UNDER_WAY_FOLDER"
+_TAKEN = re.compile(r"(\d+):(.+)")
 
 
 def _boolean(text: str) -> bool:
@@ -67,6 +70,13 @@ def _level(text: str) -> str:
     names = {"trace": "debug", "fatal": "error"}
     level = names.get(text.lower(), text.lower())
     return _choice("debug", "info", "warning", "error")(level)
+
+
+def _unless_of_another(text: str) -> str:
+    taken = _TAKEN.fullmatch(text)
+    if taken is None:
+        return text
+    return taken[2] if int(taken[1]) == os.getpid() else ""
 
 
 def setting(
@@ -147,8 +157,10 @@ class Config:
         "Accept a world of one process although a launcher announced more (1 or 0).", _boolean,
     )
     under_way_folder: str = setting(
-        "", "HORO_LITE_UNDER_WAY_FOLDER",
-        "Set by `horo-lite run` for ranks of its own machine: where each notes that it has not come to its end yet.",
+        "", _FOLDER_VARIABLE,
+        "Set by `horo-lite run` for ranks of its own machine: where each notes that it has not come to its end yet. "
+        "A rank puts its process number in front, so that another job which it starts notes nothing there.",
+        _unless_of_another,
     )
     test_fault: str = setting(
         "", "HORO_LITE_TEST_FAULT",
@@ -239,8 +251,13 @@ class Launch:
 
 
 def mark_rank() -> None:
-    """Let the processes that this one starts know that they are no ranks, unless another launcher starts them."""
+    """Let the processes that this one starts know that they are no ranks, unless another launcher starts them: then
+    they are not those of this job.
+    """
     os.environ[_RANK_VARIABLE] = f"{os.getpid()}@{os.environ.get('PMIX_NAMESPACE', '')}"
+    folder = os.environ.get(_FOLDER_VARIABLE, "")
+    if folder and _TAKEN.fullmatch(folder) is None:
+        os.environ[_FOLDER_VARIABLE] = f"{os.getpid()}:{folder}"
 
 
 def forget_launcher() -> None:

@@ -122,7 +122,7 @@ def run(
             f"{job.ranks_per_host} ranks share {job.cores} core{'s' if job.cores > 1 else ''}; they take turns, so "
             "expect no speed-up beyond the cores",
         )
-    here = not places and launcher.name != "slurm"
+    here = not places and launcher.name != "slurm" and job.ranks > 1
     sys.exit(_supervise(words, environment, timeout_s, max_restarts, here))
 
 

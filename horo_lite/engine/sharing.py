@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horo_lite.transport.shared import SharedBlock, SharedMemoryError
+from horo_lite.transport.shared import NoRoomError, SharedBlock, SharedMemoryError
 
 if TYPE_CHECKING:
     from horo_lite.engine.fabric import Fabric
 
 _log = logging.getLogger("horo_lite")
 
-
+_MAPPED, _UNSEEN, _NONE = b"1", b"?", b"0"  # has all blocks; can't see one, or make one without a name; can't make one
 _AT_ONCE_BYTES = 120  # with the length before it, a message of 128
 
 
@@ -37,19 +37,23 @@ def gather_bytes(own: bytes, fabric: Fabric) -> Generator[Any, Any, list[bytes]]
     return [whole[end - n : end].tobytes() for end, n in zip(ends, counts, strict=True)]
 
 
-def shared_blocks(nbytes: int, fabric: Fabric) -> Generator[Any, Any, list[SharedBlock]]:
+def shared_blocks(nbytes: int, fabric: Fabric, named: bool = False) -> Generator[Any, Any, list[SharedBlock]]:
     """Schedule: the blocks of all ranks of this node, in order; none where any rank of any node can't map them.
 
     Every member of the process set takes part, and all decide alike, so that all go on with the same schedules.
+
+    Args:
+        named: make files that have a name at first; tried where some rank can't see others' files without.
     """
     local = fabric.topology.local_ranks
     own = fabric.group.index
-    block: SharedBlock | None = None
+    block, answer, reason = None, _NONE, ""
     if fabric.shares_memory and nbytes:
         try:
-            block = SharedBlock.create(nbytes)
+            block, answer = SharedBlock.create(nbytes, named=named), _UNSEEN
         except SharedMemoryError as error:
-            _log.info("this node's ranks share no memory: %s", error)
+            answer = _NONE if isinstance(error, NoRoomError) else _UNSEEN
+            reason = str(error)
     tokens = yield from gather_bytes(b"" if block is None else block.token.encode(), fabric)
     blocks: list[SharedBlock] = []
     if block is not None and all(tokens[rank] for rank in local):
@@ -57,13 +61,18 @@ def shared_blocks(nbytes: int, fabric: Fabric) -> Generator[Any, Any, list[Share
             blocks = [
                 block if rank == own else SharedBlock.attach(tokens[rank].decode(), nbytes) for rank in local
             ]
+            answer = _MAPPED
         except SharedMemoryError as error:
-            _log.info("this node's ranks share no memory: %s", error)
-    answers = yield from gather_bytes(b"1" if blocks else b"0", fabric)
+            reason = str(error)
+    answers = yield from gather_bytes(answer, fabric)
     if block is not None:
-        block.unlink()
-    if b"0" in answers:
-        for mapped in blocks or ([block] if block is not None else []):
-            mapped.close()
-        return []
-    return blocks
+        block.conceal()
+    if set(answers) == {_MAPPED}:
+        return blocks
+    for mapped in blocks or ([block] if block is not None else []):
+        mapped.close()
+    if _NONE not in answers and not named:
+        return (yield from shared_blocks(nbytes, fabric, named=True))
+    if reason:
+        _log.info("this node's ranks share no memory: %s", reason)
+    return []

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from horo_lite.cli import launchers
 from tests.faults.jobs import needs
-from tests.launch import ROOT, SCALE, child_environment, wait_until
+from tests.launch import ROOT, SCALE, child_environment, launcher, wait_until
 
 pytestmark = pytest.mark.openmpi
 
@@ -81,6 +82,48 @@ def test_an_orderly_end_is_a_success(script, end):
     )
     done = horo_lite("run", "-np", "2", script(started + end))
     assert done.returncode == 0, done.stderr
+
+
+INNER = """
+import os, signal, sys, time
+import horo_lite as hvd
+hvd.init()
+hvd.shutdown()
+hvd.init()
+open(f"{sys.argv[1]}/{hvd.rank()}", "w").close()
+time.sleep(60)
+"""
+OUTER = """
+import os, subprocess, sys, time
+import horo_lite as hvd
+hvd.init()
+hvd.shutdown()
+hvd.init()
+if hvd.rank() == 0:
+    launchers = ("PMI", "OMPI_COMM", "OMPI_MCA_ess", "PRTE_MCA_ess", "OMPI_MCA_orte_ess", "HYDI", "MPIR", "MPI_LOCAL")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    command = open(sys.argv[1]).read().split("\\n")
+    job = subprocess.Popen(command, env=env, start_new_session=True)
+    while len(os.listdir(command[-1])) < 2:
+        time.sleep(0.1)
+    job.kill()
+    job.wait()
+hvd.barrier()
+"""
+
+
+def test_a_job_that_a_rank_has_started_and_killed_is_no_failure_of_this_one(script, tmp_path, monkeypatch):
+    inner, started = tmp_path / "inner.py", tmp_path / "started"
+    inner.write_text(INNER)
+    started.mkdir()
+    job = launchers.Job([sys.executable, str(inner), str(started)], 2, cores=2)
+    for name, value in launcher().environment(job).items():
+        monkeypatch.setenv(name, value)
+    command = tmp_path / "command"  # among the arguments prterun would take the inner one's options for its own
+    command.write_text("\n".join(launcher().command(job)))
+    done = horo_lite("run", "-np", "2", script(OUTER), str(command))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(started.iterdir())) == 2
 
 
 def test_a_job_is_ended_when_its_time_is_up(script):

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from horo_lite.cli import finding, launchers, machine, run
 from horo_lite.cli.main import main
 from horo_lite.cli.supervise import TIMED_OUT, supervise
+from horo_lite.config import Config, mark_rank
 from horo_lite.errors import MPIMissingError
 from horo_lite.version import __version__
 
@@ -259,3 +260,15 @@ def test_a_job_runs_where_no_folder_can_be_made(monkeypatch, tmp_path):
     monkeypatch.setattr(run.tempfile, "TemporaryDirectory", refuse)
     assert run._supervise(["sh", "-c", f"touch {tmp_path}/ran"], ENV, None, 0, notes=True) == 0
     assert (tmp_path / "ran").exists()
+
+
+def test_the_folder_for_notes_is_that_of_the_rank_which_has_taken_it(monkeypatch):
+    monkeypatch.setenv("HORO_LITE_RANK_PID", "")
+    monkeypatch.setenv("HORO_LITE_UNDER_WAY_FOLDER", "/tmp/a:b")
+    for _ in range(2):  # init() again
+        assert Config.from_environment().under_way_folder == "/tmp/a:b"
+        mark_rank()
+    monkeypatch.setenv("HORO_LITE_UNDER_WAY_FOLDER", f"{os.getpid() + 1}:/tmp/a:b")
+    for _ in range(2):
+        assert Config.from_environment().under_way_folder == ""
+        mark_rank()

@@ -79,10 +79,10 @@ def expected(kind, elements, rank, size):
 def test_the_first_operations_all_at_once(size, nodes, room_bytes, seed, monkeypatch):
     create = sharing.SharedBlock.create
 
-    def create_within(nbytes):
+    def create_within(nbytes, **options):
         if nbytes > room_bytes:
             raise NoRoomError("no room")
-        return create(nbytes)
+        return create(nbytes, **options)
 
     monkeypatch.setattr(sharing.SharedBlock, "create", create_within)
     order = random.Random(seed)

@@ -272,10 +272,10 @@ def test_a_lost_peer_is_told_to_the_engine():
 def test_what_shared_memory_has_room_for_is_laid_out(monkeypatch, room_bytes, laid_out_bytes):
     create = sharing.SharedBlock.create
 
-    def create_within(nbytes):
+    def create_within(nbytes, **options):
         if nbytes > room_bytes:
             raise NoRoomError("no room")
-        return create(nbytes)
+        return create(nbytes, **options)
 
     monkeypatch.setattr(sharing.SharedBlock, "create", create_within)
     lanes = Lanes(2, config=Config(cache_folder=""))
