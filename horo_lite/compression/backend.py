@@ -12,7 +12,7 @@ from typing import Any
 from horo_lite.arrays import is_torch, type_name
 from horo_lite.arrays.types import FLOATS
 from horo_lite.compression.numpy_backend import NumpyBackend, quiet
-from horo_lite.compression.torch_backend import TorchBackend
+from horo_lite.compression.torch_backend import HostTensorBackend, TorchBackend
 from horo_lite.interfaces import Array
 
 __all__ = ["Backend", "backend_of", "is_floating", "quiet", "work_type"]
@@ -29,7 +29,7 @@ def backend_of(array: Array) -> Backend:
 
 @functools.cache
 def _torch_backend(device: Any) -> TorchBackend:
-    return TorchBackend(device)
+    return HostTensorBackend(device) if device.type == "cpu" else TorchBackend(device)
 
 
 def is_floating(array: Array) -> bool:

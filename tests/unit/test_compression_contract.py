@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horo_lite.compression import RANK_OWN, STATE_KEYS, Compression
+from horo_lite.compression import RANK_OWN, STATE_KEYS, Compression, backend
+from horo_lite.compression.torch_backend import TorchBackend
 from horo_lite.interfaces import Parameter
 from tests.contracts import compression as contract
 
@@ -183,24 +184,30 @@ def test_a_parameter_that_changed_its_size_starts_afresh(name):
         contract.run(METHODS[name], gradients, states, [Parameter("weight", (elements // 10, 10))])
 
 
+@pytest.fixture(params=["host", "device"])
+def tensors(request, monkeypatch):
+    """Tensors in host memory, by the code for them and by the code for those of any device."""
+    torch = pytest.importorskip("torch")
+    if request.param == "device":
+        monkeypatch.setattr(backend, "_torch_backend", TorchBackend)
+    return lambda rows: [[torch.from_numpy(g) for g in row] for row in rows]
+
+
 @every_method
-def test_torch_tensors_take_the_same_path(name):
+def test_torch_tensors_take_the_same_path(name, tensors):
     torch = pytest.importorskip("torch")
     for size in (1, 3):
-        gradients = [[torch.from_numpy(g) for g in row] for row in normal(size)]
-        step = contract.check_finite(METHODS[name], gradients, PARAMETERS)
+        step = contract.check_finite(METHODS[name], tensors(normal(size)), PARAMETERS)
         assert all(isinstance(mean, torch.Tensor) for mean in step.results[0].mean)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in STOCHASTIC])
-def test_torch_and_numpy_agree(name):
-    torch = pytest.importorskip("torch")
+def test_torch_and_numpy_agree(name, tensors):
     ours, theirs = contract.fresh_states(3, len(SIZES)), contract.fresh_states(3, len(SIZES))
     for seed in range(2):
         gradients = normal(3, seed)
-        tensors = [[torch.from_numpy(g) for g in row] for row in gradients]
         mean = contract.run(METHODS[name], gradients, ours, PARAMETERS).results[0].mean
-        other = contract.run(METHODS[name], tensors, theirs, PARAMETERS).results[0].mean
+        other = contract.run(METHODS[name], tensors(gradients), theirs, PARAMETERS).results[0].mean
         for a, b in zip(mean, other, strict=True):
             np.testing.assert_allclose(a, b.numpy(), rtol=1e-5, atol=1e-5)
 
