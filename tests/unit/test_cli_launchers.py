@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ from horo_lite.cli import finding, launchers, machine
 from horo_lite.cli.finding import Library
 from horo_lite.cli.launchers import Hydra, IntelMPI, Job, OpenMPI, OpenMPI4, Slurm
 from horo_lite.errors import LaunchError, MPIMissingError
+from horo_lite.transport.mpi import how_to_have_one
 
 SCRIPT = ["python", "train.py"]
 
@@ -160,5 +162,17 @@ def test_without_an_mpi_library_the_error_says_what_to_install(tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'RuntimeError: cannot load MPI library' >&2\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(MPIMissingError, match=r"cannot load MPI library.*pip install 'horo_lite\[mpi\]'"):
+    with pytest.raises(MPIMissingError, match=r"cannot load MPI library.*pip install mpich"):
         finding.find_library(str(python))
+
+
+def test_debians_mpich_is_made_known_to_mpi4py_by_the_commands_that_are_printed(tmp_path):
+    system = tmp_path / "usr"
+    library = system / "x86_64-linux-gnu" / "libmpich.so.12"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert "libmpich" not in how_to_have_one(tmp_path)
+    commands = how_to_have_one(system).rpartition("give it: ")[2]
+    for _ in range(2):  # and once more does no harm
+        subprocess.run(["bash", "-c", commands], env={"HOME": str(tmp_path)}, check=True)
+    assert (tmp_path / "mpich" / "libmpi.so.12").resolve() == library
