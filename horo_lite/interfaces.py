@@ -202,6 +202,10 @@ class Transport(Protocol):
         """The first arrived message that no posted receive matches, of this tag or of any."""
         ...
 
+    def abandon(self, receives: Sequence[Token], others: Sequence[Token]) -> None:
+        """Nobody waits for these any more. Their memory is kept until ``close``, which ends the receives."""
+        ...
+
     def mailbox(self, tag: int, capacity: int) -> Mailbox:
         """Messages of up to ``capacity`` bytes on a tag on which nothing is received otherwise."""
         ...

@@ -83,10 +83,7 @@ class Running:
         self._schedule.close()
         self.finished = True
         if self._receives or self._pending:
-            _given_up.append((self._receives, self._pending))
-
-
-_given_up: list[Any] = []  # keeps buffers in memory that the transport may still write to or read from
+            self._transport.abandon([token for _, token in self._receives], self._pending)
 
 
 def run(schedule: Schedule, transport: Transport, tag: int = 1) -> Any:

@@ -191,6 +191,9 @@ class LoopbackEndpoint:
                     return Message(sent.rank, sent.tag, sent.buffer.nbytes)
             return None
 
+    def abandon(self, receives: Sequence[_Token], others: Sequence[_Token]) -> None:
+        """Nothing to do: spaces are not used again, and tokens hold their memory."""
+
     def mailbox(self, tag: int, capacity: int) -> Mailbox:
         """Short messages on a tag of their own."""
         return ProbedMailbox(self, tag, capacity)

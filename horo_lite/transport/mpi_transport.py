@@ -17,7 +17,7 @@ from horo_lite.errors import ArgumentError, PeerLostError
 from horo_lite.interfaces import Array, Mailbox, Message, Native, Reduction, Token
 from horo_lite.transport import cuda
 from horo_lite.transport.mailbox import PersistentMailbox
-from horo_lite.transport.staging import StagedTransport
+from horo_lite.transport.staging import Staged, StagedTransport
 from horo_lite.transport.waiting import Backoff
 
 _LARGEST_MESSAGE_BYTES = 1 << 30  # MPI 3 counts are 32 bits wide, and Open MPI refuses larger ones
@@ -27,13 +27,21 @@ _NO_BUFFER = (BufferError, TypeError, ValueError)  # numpy exports no bfloat16
 class _Chunks:
     """The requests of one message that was split, behaving like one request."""
 
-    __slots__ = ("_requests",)
+    __slots__ = ("requests",)
 
     def __init__(self, requests: list[Any]) -> None:
-        self._requests = requests
+        self.requests = requests
 
     def Test(self) -> bool:
-        return all([request.Test() for request in self._requests])  # noqa: C419  (each must be tested)
+        return all([request.Test() for request in self.requests])  # noqa: C419  (each must be tested)
+
+
+def _end(receive: Any) -> None:
+    """Make a posted receive match nothing more."""
+    for request in receive.requests if isinstance(receive, _Chunks) else (receive,):
+        if not request.Test():  # a completed one cannot be cancelled
+            request.Cancel()
+            request.Wait()
 
 
 class MPITransport:
@@ -52,6 +60,8 @@ class MPITransport:
         self._cuda_aware = cuda_aware
         self._staged: StagedTransport | None = None
         self._mailboxes: list[PersistentMailbox] = []
+        self._abandoned: list[Token] = []  # receives
+        self._kept: list[Token] = []  # holds memory that MPI may still read from
         self._whole_bytes = min(_LARGEST_MESSAGE_BYTES, chunk_elements)  # no element is under a byte
         self._byte = self._mpi.BYTE
         self._status = self._mpi.Status()
@@ -115,6 +125,10 @@ class MPITransport:
             raise self.lost(error) from error
         return Message(status.Get_source(), status.Get_tag(), status.Get_count(self._byte))
 
+    def abandon(self, receives: Sequence[Token], others: Sequence[Token]) -> None:
+        self._abandoned += receives
+        self._kept += others
+
     def mailbox(self, tag: int, capacity: int) -> Mailbox:
         mailbox = PersistentMailbox(self, self._mpi, self._comm, tag, capacity)
         self._mailboxes.append(mailbox)
@@ -147,6 +161,9 @@ class MPITransport:
             for mailbox in self._mailboxes:
                 mailbox.close()
             self._drain()
+            for receive in self._abandoned:  # after the last message of this space, before the first of another
+                if not isinstance(receive, Staged):
+                    _end(receive)
             self._comm.Free()
 
     def _drain(self) -> None:

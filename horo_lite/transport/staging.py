@@ -171,6 +171,9 @@ class StagedTransport:
         self.advance()
         return self._inner.probe(tag)
 
+    def abandon(self, receives: Sequence[Token], others: Sequence[Token]) -> None:
+        self._inner.abandon([token for token in receives if not isinstance(token, Staged)], others)
+
     def mailbox(self, tag: int, capacity: int) -> Mailbox:
         return self._inner.mailbox(tag, capacity)
 

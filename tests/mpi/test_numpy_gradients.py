@@ -241,3 +241,22 @@ def test_messages_that_nobody_received_do_not_reach_the_next_world(hvd):
         hvd.barrier()
         assert [lane.transport.probe() for lane in hvd.global_process_set.member().lanes] == [None, None]
         assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
+
+
+@pytest.mark.openmpi
+@pytest.mark.ranks(2, 3)
+def test_a_receive_that_nobody_waits_for_takes_nothing_from_the_next_world(hvd):
+    """MPI may give the next world the number of this one, and with it what was posted here."""
+    buffer, tokens = np.zeros(5, np.uint8), []
+    for lane in hvd.global_process_set.member().lanes:
+        token = lane.transport.recv(buffer, (hvd.rank() + 1) % hvd.size(), 12_345)
+        lane.transport.abandon([token], ())
+        tokens.append(token)
+    hvd.shutdown()
+    assert not any(tokens), "a request that is over is the null request, which is false"
+    hvd.init()
+    for lane in hvd.global_process_set.member().lanes:
+        lane.transport.send(np.ones(5, np.uint8), (hvd.rank() - 1) % hvd.size(), 12_345)
+    hvd.barrier()
+    assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
+    assert not buffer.any()
