@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from horo_lite.arrays import check_supported
 from horo_lite.bucket_reduction import BucketReduction
 from horo_lite.buckets import Bucket, BucketPlan, BucketProgress, GradientSpec, plan
 from horo_lite.compression import Frozen, resolve
@@ -21,7 +22,7 @@ from horo_lite.engine.memory import BucketMemory, keep_freed, private_memory, sh
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
 from horo_lite.engine.places import Place
 from horo_lite.engine.planned import PlannedOperation
-from horo_lite.errors import ArgumentError, HorovodInternalError
+from horo_lite.errors import ArgumentError, ArgumentTypeError, HorovodInternalError
 from horo_lite.interfaces import Array, Compressor, Parameter, Reduction, Schedule
 from horo_lite.process_sets import ProcessSet, global_process_set
 
@@ -85,6 +86,7 @@ class GradientBuckets:
             self._plan = _planned(parameters, size, groups)
             self._op = Reduction(op)
             self._scales = float(prescale_factor), float(postscale_factor)
+            _check_parameters(parameters, self._op, device)
             self._compressors = self._bind(compression)
         except (ValueError, TypeError) as error:
             self._refuse(str(error))
@@ -285,6 +287,19 @@ class GradientBuckets:
             self._states = [{} for _ in self._states]  # these hold the model
             self._lane.keep(self)
 
+
+
+def _check_parameters(parameters: Sequence[tuple[str, Sequence[int], str]], op: Reduction, device: str) -> None:
+    for name, _, kind in parameters:
+        if device == "meta":
+            raise ArgumentError(
+                f"{name} is on device meta and has no values: make the model real before, as in "
+                'model.to_empty(device="cpu"), and give it values'
+            )
+        try:
+            check_supported(kind, op)
+        except ArgumentTypeError as error:
+            raise ArgumentTypeError(f"{name}: {error}") from None
 
 
 def _planned(

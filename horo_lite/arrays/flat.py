@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from horo_lite.arrays.types import is_torch, numpy_dtype, type_name
+from horo_lite.arrays.types import is_foreign, is_torch, numpy_dtype, type_name
 from horo_lite.errors import ArgumentError, ArgumentTypeError
 from horo_lite.interfaces import Array
+
+_WORDS = {1: "uint8", 2: "int16"}
+"""By size, what numpy and torch exchange where they do not know one another's type."""
 
 
 class Flat:
@@ -27,7 +30,7 @@ class Flat:
             caller's storage. When False nobody may write to the buffer: it may be the caller's.
 
     Attributes:
-        buffer: a numpy array for host memory (bfloat16 as ml_dtypes'), a tensor for a device.
+        buffer: a numpy array for host memory (bfloat16 and float8 as ml_dtypes'), a tensor for a device.
         is_view: True where the buffer is the caller's own memory.
         type_name: the element type.
 
@@ -92,8 +95,9 @@ def as_bytes(buffer: Array) -> Array:
 def to_torch(buffer: Array) -> Any:
     """A numpy array as a torch CPU tensor of the same type and memory (torch must be loaded)."""
     torch: Any = sys.modules["torch"]
-    if buffer.dtype.name == "bfloat16":
-        return torch.from_numpy(buffer.view(np.int16)).view(torch.bfloat16)
+    name = buffer.dtype.name
+    if is_foreign(name):
+        return torch.from_numpy(buffer.view(_WORDS[buffer.itemsize])).view(getattr(torch, name))
     return torch.from_numpy(buffer)
 
 
@@ -127,7 +131,8 @@ def _flat_tensor(tensor: Any) -> tuple[Any, Array, bool]:
     dense = target if is_view else target.resolve_conj().resolve_neg().contiguous()
     if not tensor.is_cpu:
         return target, dense.view(-1), is_view
-    if dense.dtype is torch.bfloat16:
-        words = dense.view(torch.int16).numpy()
-        return target, words.reshape(-1).view(numpy_dtype("bfloat16")), is_view
+    name = type_name(dense)
+    if is_foreign(name):
+        words = dense.view(getattr(torch, _WORDS[dense.itemsize])).numpy()
+        return target, words.reshape(-1).view(numpy_dtype(name)), is_view
     return target, dense.numpy().reshape(-1), is_view

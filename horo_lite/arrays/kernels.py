@@ -25,7 +25,7 @@ from typing import Protocol
 from horo_lite.arrays.backend import Backend
 from horo_lite.arrays.block_kernels import BlockKernel, HalfKernel
 from horo_lite.arrays.integer_kernels import IntegerAverage, IntegerKernel, LongAverage
-from horo_lite.arrays.types import COMPLEX, HALVES, INTEGERS, checked
+from horo_lite.arrays.types import COMPLEX, HALVES, INTEGERS, MOVED_BYTES, checked
 from horo_lite.errors import ArgumentTypeError
 from horo_lite.interfaces import Array, Kernel, Reduction
 
@@ -60,6 +60,10 @@ def check_supported(
     """
     checked(name)
     operation = reduction.name.capitalize()
+    if name in MOVED_BYTES:
+        raise ArgumentTypeError(
+            f"{operation} of {name} is not supported; it can be broadcast, gathered and sent"
+        )
     if name == "bool":
         if reduction not in _AND_OR:
             raise ArgumentTypeError(

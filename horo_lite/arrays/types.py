@@ -2,7 +2,7 @@
 
 A type is known everywhere by numpy's name for it ("float32", "bool", "bfloat16"). The name is what
 ranks compare, so numpy and torch arrays of one type agree. ml_dtypes is imported by the first use
-of bfloat16, torch never: a tensor can only be given where torch is loaded already.
+of bfloat16 or float8, torch never: a tensor can only be given where torch is loaded already.
 """
 
 from __future__ import annotations
@@ -30,6 +30,15 @@ ITEM_BYTES: dict[str, int] = {
     "complex64": 8,
     "complex128": 16,
 }
+MOVED_BYTES: dict[str, int] = {
+    "uint32": 4,
+    "uint64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+}
+"""Types with which nothing is computed: they can be broadcast, gathered and sent, not reduced."""
 INTEGERS = frozenset({"uint8", "int8", "uint16", "int16", "int32", "int64"})
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 HALVES = frozenset({"float16", "bfloat16"})
@@ -67,26 +76,32 @@ def checked(name: str) -> str:
     Raises:
         ArgumentTypeError: it is not; names it and what is supported.
     """
-    if name not in ITEM_BYTES:
+    if name not in ITEM_BYTES and name not in MOVED_BYTES:
         raise ArgumentTypeError(
-            f"element type {name} is not supported; supported are {', '.join(ITEM_BYTES)}"
+            f"element type {name} is not supported; supported are {', '.join(ITEM_BYTES)}, "
+            f"and {', '.join(MOVED_BYTES)} where nothing is computed"
         )
     return name
 
 
 def item_bytes(name: str) -> int:
     """Bytes of one element of the type ``name``."""
-    return ITEM_BYTES[checked(name)]
+    return ITEM_BYTES.get(name) or MOVED_BYTES[checked(name)]
 
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of the type ``name``, in the machine's byte order."""
-    if checked(name) == "bfloat16":
-        import ml_dtypes  # 14 ms, and only a bfloat16 array needs it
+    if is_foreign(checked(name)):
+        import ml_dtypes  # 14 ms, and only such an array needs it
 
-        return cast("np.dtype[Any]", np.dtype(ml_dtypes.bfloat16))
+        return cast("np.dtype[Any]", np.dtype(getattr(ml_dtypes, name)))
     return np.dtype(name)
+
+
+def is_foreign(name: str) -> bool:
+    """True for types that numpy has from ml_dtypes, and does not exchange with torch."""
+    return name.startswith(("bfloat", "float8"))
 
 
 def device_name(array: Any) -> str:

@@ -35,7 +35,7 @@ def make_allreduce(
 
     def make(member: Member) -> Operation:
         reduction = reduction_of(average, op)
-        checked = tensors if in_place else [as_tensor(tensor) for tensor in tensors]
+        checked = list(tensors) if in_place else [as_tensor(tensor) for tensor in tensors]
         compressor, states = _compressor(compression, name, len(checked), member)
         return AllReduce(
             checked, name or "", reduction, float(prescale_factor), float(postscale_factor), grouped, in_place,

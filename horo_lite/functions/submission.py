@@ -52,6 +52,8 @@ def made(process_set: ProcessSet, kind: str, name: str | None, make: Make) -> tu
     except (ValueError, TypeError) as error:
         member.lane.submit(Refusal(kind, name or "", str(error)))
         context.engine.wake()
+        if name:
+            error.args = (f"tensor {name!r}: {error}",)
         raise
 
 

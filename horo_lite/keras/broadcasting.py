@@ -23,6 +23,7 @@ def broadcast_variables(
     """
     if process_set.process_set_id != 0 and not process_set.included():
         return
+    variables = list(variables)
     arrays = [np.asarray(bridge().to_array(variable), order="C") for variable in variables]
     check_same_variables(
         [(variable_path(v), a.shape, a.dtype.name) for v, a in zip(variables, arrays, strict=True)],

@@ -49,7 +49,7 @@ def to_tensor(array: Any) -> tf.Tensor:
     if array.dtype.name == "bfloat16":  # numpy's DLPack does not know it
         words = tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__())
         return tf.bitcast(words, tf.bfloat16)
-    if array.dtype == bool:
+    if array.dtype.kind not in "iufc":  # nor these
         return tf.convert_to_tensor(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 

@@ -126,6 +126,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduce several tensors as one unit; dense ones and ``tf.IndexedSlices`` may be mixed. See ``allreduce``."""
     reduction = reduction_of(average, op)
+    tensors = list(tensors)
     results: list[Any] = list(tensors)
     sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     dense = [i for i in range(len(tensors)) if i not in sparse]

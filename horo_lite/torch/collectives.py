@@ -45,6 +45,7 @@ class _Collective(torch.autograd.Function):
 
 def _differentiable(run: Body, gradient: Body, tensors: Tensors) -> list[Any]:
     """``run(tensors)``, as a node of the graph where one of them needs a gradient."""
+    tensors = tuple(tensors)  # a generator can be read once
     return list(_Collective.apply(run, gradient, *tensors)) if _needs_grad(tensors) else run(tensors)
 
 
@@ -153,6 +154,7 @@ def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Gather several tensors as one unit; differentiable. See ``allgather``."""
+    tensors = tuple(tensors)
     if not _needs_grad(tensors):
         return functions.grouped_allgather(tensors, name, process_set)
     shapes = [tuple(t.shape) for t in tensors]

@@ -8,7 +8,7 @@ import pytest
 
 TYPES = [
     np.bool_, np.uint8, np.int8, np.uint16, np.int16, np.int32, np.int64, np.float16, ml_dtypes.bfloat16, np.float32,
-    np.float64, np.complex64, np.complex128,
+    np.float64, np.complex64, np.complex128, np.uint32, np.uint64, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
 ]
 
 

@@ -56,6 +56,17 @@ def test_what_is_no_collection_of_parameters(hvd, wrong):
         hvd.broadcast_parameters(wrong, root_rank=0)
 
 
+@pytest.mark.parametrize("kind", ["meta", "sparse", "complex32"])
+def test_a_parameter_that_cannot_be_sent_is_named(hvd, kind):
+    odd = {
+        "meta": lambda: torch.zeros(2, device="meta"),
+        "sparse": lambda: torch.eye(2).to_sparse(),
+        "complex32": lambda: torch.zeros(2, dtype=torch.complex32),
+    }[kind]()
+    with pytest.raises(TypeError, match=rf"head\.weight.*{kind}"):
+        hvd.broadcast_parameters({"body.weight": torch.zeros(2), "head.weight": odd}, root_rank=0)
+
+
 def optimizers():
     o = torch.optim
     return {

@@ -86,6 +86,35 @@ def test_grouped_forms(hvd, device):
     assert hvd.synchronize(hvd.grouped_allreduce_async_(own, op=hvd.Sum))[0] is own[0]
 
 
+def test_groups_may_be_generators(hvd, device):
+    def own(requires_grad=False):
+        return (torch.ones(2, device=device, requires_grad=requires_grad) for _ in range(3))
+
+    for requires_grad in (False, True):
+        reduced = hvd.grouped_allreduce(own(requires_grad), op=hvd.Sum)
+        assert [t.tolist() for t in reduced] == [[hvd.size()] * 2] * 3
+        assert [len(t) for t in hvd.grouped_allgather(own(requires_grad))] == [2 * hvd.size()] * 3
+        assert len(hvd.grouped_reducescatter(own(requires_grad))) == 3
+    assert [t.tolist() for t in hvd.grouped_allreduce_(own(), op=hvd.Sum)] == [[hvd.size()] * 2] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_types_that_torch_only_stores_are_moved(hvd, device, dtype):
+    rank, size = hvd.rank(), hvd.size()
+
+    def own(rank):
+        return torch.tensor([[rank, 3.0]], device=device).to(dtype)
+
+    assert hvd.allgather(own(rank)).float().tolist() == [[r, 3] for r in range(size)]
+    assert hvd.broadcast(own(rank), size - 1).float().tolist() == [[size - 1, 3]]
+    assert hvd.broadcast_(own(rank).T, size - 1).float().tolist() == [[size - 1], [3]]
+    assert hvd.alltoall(torch.cat([own(10 * rank + r).float() for r in range(size)]).to(dtype)).dtype == dtype
+    if dtype != torch.uint16:
+        for reduce in (hvd.allreduce, hvd.reducescatter):
+            with pytest.raises(TypeError, match=str(dtype).removeprefix("torch.")):
+                reduce(own(rank))
+
+
 def test_ragged_allgather(hvd, device):
     own = torch.full((hvd.rank() + 1, 2), float(hvd.rank()), device=device)
     got = hvd.allgather(own)

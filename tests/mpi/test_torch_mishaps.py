@@ -245,6 +245,23 @@ def test_models_that_change_after_the_wrap(hvd, device):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_models_without_values_are_refused(hvd, device):
+    def wrap(*devices):
+        layers = [torch.nn.Linear(2, 2, bias=False, device=d) for d in devices]
+        model = torch.nn.Sequential(*layers)
+        return hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters()
+        )
+
+    for devices, named in ([["meta", "meta"], "0.weight"], [[device, "meta"], "1.weight"]):
+        with pytest.raises(ValueError, match=rf"{named}.*meta.*to_empty"):
+            wrap(*devices)
+    real = hvd.rank() != 1
+    with pytest.raises(hvd.HorovodInternalError if real else ValueError, match=r"0\.weight.*meta.*to_empty"):
+        wrap(device if real else "meta")
+    wrap(device)
+
+
 def test_a_parameter_frozen_on_one_rank_counts_as_zero_there(hvd, device):
     a, b = parameters(device, 2, 0.0)
     optimizer = hvd.DistributedOptimizer(sgd([a, b]), [("a", a), ("b", b)])

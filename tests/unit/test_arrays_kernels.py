@@ -165,7 +165,8 @@ def test_wide_where_partial_results_must_not_travel(name):
         ("int32", ADASUM, ["int32", "Adasum"]),
         ("complex64", MIN, ["complex64", "Min"]),
         ("complex128", PRODUCT, ["complex128", "Product"]),
-        ("uint64", SUM, ["uint64", "float32"]),
+        ("uint64", SUM, ["uint64", "Sum"]),
+        ("float8_e5m2", MAX, ["float8_e5m2", "Max"]),
     ],
 )
 def test_impossible_reductions_name_type_and_operation(name, reduction, words):

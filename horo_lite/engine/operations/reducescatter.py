@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from horo_lite.arrays import Flat
+from horo_lite.arrays import Flat, check_supported
 from horo_lite.engine.agreement import Signature
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.operations.base import Operation, Signatures, described, new_tensor
@@ -31,11 +31,13 @@ class ReduceScatter(Operation):
         grouped: bool = False,
     ) -> None:
         self._tensors = tensors
-        self._sources = [Flat(tensor) for tensor in tensors]
         self._grouped = grouped
         self._outputs: list[Any] = []
-        signature = Signature(self.kind, *described(tensors), int(reduction), -1, prescale, postscale)
-        super().__init__(name, signature)
+        types, shapes, device = described(tensors)
+        for type_ in types:
+            check_supported(type_, reduction, prescale, postscale)
+        self._sources = [Flat(tensor) for tensor in tensors]
+        super().__init__(name, Signature(self.kind, types, shapes, device, int(reduction), -1, prescale, postscale))
 
     def schedule(self, signatures: Signatures, fabric: Fabric) -> tuple[Schedule, bool]:
         return self._scatter(signatures, fabric), False
