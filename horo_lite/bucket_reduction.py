@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from horo_lite.buckets import Bucket, BucketPlan, common_fate
+from horo_lite.compression import Cast
 from horo_lite.engine import Fabric
-from horo_lite.engine.compressed import compressed
+from horo_lite.engine.compressed import cast_reduced, compressed
 from horo_lite.engine.memory import BucketMemory
-from horo_lite.interfaces import Compressor, Reduction, Schedule
+from horo_lite.interfaces import Array, Compressor, Reduction, Schedule
 
 Used: TypeAlias = Generator[Any, Any, "tuple[list[bool], bool | None]"]
 """A schedule that returns which gradients any rank had, one value per slot, and the common fate of the ranks' steps
@@ -45,7 +47,10 @@ class BucketReduction:
         self._fabric = fabric
         self._op = op
         self._scales = scales
-        self._compressors = compressors
+        self._compressors: list[Compressor | None] = [
+            None if isinstance(compressor, Cast) and not compressor.shortens(bucket.type_name) else compressor
+            for bucket, compressor in zip(plan.buckets, compressors or itertools.repeat(None), strict=False)
+        ]
         self._device = device
         self._dense_bytes = [sum(slot.spec.nbytes for slot in bucket.slots) for bucket in plan.buckets]
         self._reducers = [self._reducer(bucket) for bucket in plan.buckets]
@@ -72,8 +77,9 @@ class BucketReduction:
         """
         dense_bytes = self._dense_bytes[bucket.index]
         self._fabric.stats.dense_bytes += dense_bytes
-        if self._compressors is not None:
-            yield from self._compressed(self._compressors[bucket.index], bucket, states)
+        compressor = self._compressors[bucket.index]
+        if compressor is not None:
+            yield from self._compressed(compressor, bucket, states)
             return (yield from self._gather_used(used, failed))
         self._fabric.stats.payload_bytes += dense_bytes
         if self._op is Reduction.ADASUM:
@@ -92,6 +98,13 @@ class BucketReduction:
         if prescale != 1.0:
             for view in views:
                 view *= prescale
+        if self._op is not Reduction.AVERAGE and isinstance(compressor, Cast):
+            gradients, boundaries = self._gradients(bucket)
+            adasum = self._op is Reduction.ADASUM
+            yield from cast_reduced(
+                gradients, compressor, self._fabric, self._op, postscale, boundaries if adasum else None
+            )
+            return
         own_states = [states[slot.index] for slot in bucket.slots]
         reduced = yield from compressed(compressor, views, own_states, self._fabric)
         factor = postscale * (self._fabric.size if self._op is Reduction.SUM else 1)
@@ -101,9 +114,13 @@ class BucketReduction:
                 view *= factor
 
     def _adasum(self, bucket: Bucket) -> Schedule:
-        gradients = self._memory.mine[bucket.index][: bucket.used_start]
-        boundaries = (*(slot.start for slot in bucket.slots), bucket.used_start)
+        gradients, boundaries = self._gradients(bucket)
         return self._fabric.adasum(gradients, bucket.type_name, boundaries, *self._scales, self._device)
+
+    def _gradients(self, bucket: Bucket) -> tuple[Array, tuple[int, ...]]:
+        """All of a bucket's gradients in one array, and where each begins (and the last ends)."""
+        boundaries = (*(slot.start for slot in bucket.slots), bucket.used_start)
+        return self._memory.mine[bucket.index][: bucket.used_start], boundaries
 
     def _gather_used(self, used: list[bool], failed: bool | None) -> Used:
         """A small message of its own, where the used bits can't travel in the bucket."""

@@ -18,6 +18,7 @@ from horo_lite.buckets import Bucket, BucketPlan, BucketProgress, GradientSpec, 
 from horo_lite.compression import Frozen, resolve
 from horo_lite.context import current
 from horo_lite.engine.agree import agree_on_plan, gather_bytes, refuse_plan
+from horo_lite.engine.compressed import check_reduces
 from horo_lite.engine.memory import BucketMemory, keep_freed, private_memory, shared_memory
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
 from horo_lite.engine.places import Place
@@ -128,6 +129,7 @@ class GradientBuckets:
 
     def _bind(self, compression: Any) -> list[Compressor] | None:
         compressor = None if compression is None else resolve(compression)
+        check_reduces(compressor, self._op)
         if compressor is None:
             return None
         return [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from horo_lite.compression import wrappers
 from horo_lite.compression.auto import Auto
 from horo_lite.compression.base import RANK_OWN, STATE_KEYS, Frozen, Method
-from horo_lite.compression.casts import BFloat16, Float16, NoCompression
+from horo_lite.compression.casts import BFloat16, Cast, Float16, NoCompression
 from horo_lite.compression.lowrank import PowerSGD
 from horo_lite.compression.quantize import QSGD, Float8, Int8, Natural, TernGrad
 from horo_lite.compression.resolve import as_compressor, is_compression, resolve, with_feedback
@@ -21,6 +21,7 @@ from horo_lite.interfaces import CompressorRequest, GatherRequest, SumRequest
 __all__ = [
     "RANK_OWN",
     "STATE_KEYS",
+    "Cast",
     "Compression",
     "Frozen",
     "Method",

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from horo_lite.arrays import item_bytes, numpy_dtype
-from horo_lite.compression.backend import is_floating
+from horo_lite.arrays.types import FLOATS
+from horo_lite.compression.backend import backend_of, is_floating, quiet
 from horo_lite.compression.base import Bucket, Exchange, Method, State, plain_mean
 from horo_lite.errors import ArgumentTypeError
-from horo_lite.interfaces import Group, SumRequest
+from horo_lite.interfaces import Array, Group, SumRequest
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -45,13 +46,21 @@ class Cast(Method):
 
     wire_type: ClassVar[str]
 
+    def shortens(self, type_name: str) -> bool:
+        """True for the types that it casts."""
+        return type_name in FLOATS and item_bytes(type_name) > 2
+
+    @quiet
+    def narrow(self, array: Array) -> Array:
+        """A flat array as it travels."""
+        return backend_of(array).convert(array, self.wire_type)
+
     def exchange(self, bucket: Bucket, states: Sequence[State], group: Group) -> Exchange:
-        if item_bytes(bucket.type_name) <= 2:
+        if not self.shortens(bucket.type_name):
             return (yield from plain_mean(bucket, group))
-        backend = bucket.backend
-        narrow = backend.convert(bucket.own, self.wire_type)
+        narrow = self.narrow(bucket.own)
         mean = yield SumRequest(narrow, 1.0 / group.size)
-        return bucket.reduced(mean, lambda: backend.convert(narrow, bucket.type_name))
+        return bucket.reduced(mean, lambda: bucket.backend.convert(narrow, bucket.type_name))
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horo_lite.arrays import device_name, is_torch, type_name
+from horo_lite.compression import Cast
 from horo_lite.errors import ArgumentError, ArgumentTypeError
 from horo_lite.interfaces import (
     AllToAllRequest,
@@ -60,6 +61,50 @@ def compressed(
             )
         reply = yield from _ANSWERS[type(request)](request, fabric)
         stats.wire_s += time.perf_counter() - asked
+
+
+def check_reduces(compressor: Compressor | None, reduction: Reduction) -> None:
+    """Raise where a compressor, all of which give the mean, cannot give this reduction.
+
+    Raises:
+        ArgumentError: names both.
+    """
+    if compressor is not None and not isinstance(compressor, Cast) and reduction not in _FROM_MEAN:
+        raise ArgumentError(
+            f"{reduction.name.capitalize()} through {compressor!r} is not possible: it gives Average and Sum. The "
+            "casts, fp16 and bf16, give every reduction"
+        )
+
+
+def cast_reduced(
+    buffer: Array,
+    cast: Cast,
+    fabric: Fabric,
+    reduction: Reduction,
+    postscale: float = 1.0,
+    boundaries: Sequence[int] | None = None,
+) -> Generator[Any, Any, None]:
+    """Reduce a flat array in place by any reduction, as 16-bit floats.
+
+    A sum is halved on the way until it cannot be beyond what one input can be, which no exact sum shows.
+
+    Args:
+        boundaries: for Adasum, where several tensors begin (and end).
+    """
+    narrow = cast.narrow(buffer)
+    fabric.stats.payload_bytes += narrow.nbytes
+    device = device_name(narrow)
+    scale = 0.5 ** (fabric.size - 1).bit_length() if reduction is Reduction.SUM else 1.0
+    if boundaries is None:
+        schedule, _ = fabric.allreduce(
+            narrow, cast.wire_type, reduction, postscale=scale, device=device, staged=False
+        )
+    else:
+        schedule = fabric.adasum(narrow, cast.wire_type, boundaries, device=device)
+    yield from schedule
+    buffer[:] = narrow
+    if postscale != scale:
+        buffer *= postscale / scale
 
 
 def _checked(result: Any, gradients: Sequence[Array], compressor: Compressor) -> Reduced:
@@ -132,6 +177,7 @@ def _cut(whole: Array, lengths: Sequence[int]) -> list[Array]:
     return parts
 
 
+_FROM_MEAN = (Reduction.AVERAGE, Reduction.SUM)
 _ANSWERS: dict[type, Callable[..., Generator[Any, Any, Any]]] = {
     SumRequest: _sum,
     GatherRequest: _gather,

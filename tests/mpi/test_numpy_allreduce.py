@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from horo_lite.compression import Compression
+
 INTEGERS = ("uint8", "int8", "uint16", "int16", "int32", "int64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
@@ -231,6 +233,39 @@ def test_adasum_by_its_formula(hvd):
     got = hvd.allreduce(a if hvd.rank() == 0 else b, op=hvd.Adasum)
     by_hand = (1 - a @ b / (2 * a @ a)) * a + (1 - a @ b / (2 * b @ b)) * b
     np.testing.assert_allclose(got, by_hand, rtol=1e-12)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "int32"])
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_casts_give_every_reduction(hvd, compression, name):
+    size = hvd.size()
+    own = np.array([2.0**hvd.rank(), 3.0], name)
+    expected = {
+        "Sum": [2**size - 1, 3 * size], "Min": [1, 3], "Max": [2 ** (size - 1), 3],
+        "Product": [2 ** (size * (size - 1) // 2), 3**size],
+    }
+    cast = {"compression": getattr(Compression, compression)}
+    for op, value in expected.items():
+        got, other = hvd.grouped_allreduce([own, own[::-1]], op=getattr(hvd, op), **cast)
+        assert got.dtype == own.dtype and got.tolist() == value == other.tolist()[::-1]
+    assert hvd.allreduce(own, op=hvd.Sum, postscale_factor=2.0, **cast).tolist() == [2 * v for v in expected["Sum"]]
+    if name != "int32":
+        np.testing.assert_allclose(hvd.allreduce(np.array([3.0, 4.0], name), op=hvd.Adasum, **cast), [3, 4], rtol=1e-2)
+    if name in ("float32", "float64"):
+        beyond = np.array([49152.0], name)
+        assert hvd.allreduce(beyond, op=hvd.Sum, **cast) == 49152 * size
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("compression", ["int8", "topk", "powersgd", "sign"])
+def test_what_gives_a_mean_gives_no_other_reduction(hvd, compression):
+    compression = getattr(Compression, compression)
+    for op in ("Min", "Max", "Product", "Adasum"):
+        with pytest.raises(ValueError, match=rf"{op} through"):
+            hvd.allreduce(np.ones(3), op=getattr(hvd, op), compression=compression, name="w")
+    counted = hvd.allreduce(np.array([1, 2]), op=hvd.Sum, compression=compression, name="v", postscale_factor=2.0)
+    assert counted.tolist() == [2 * hvd.size(), 4 * hvd.size()]
 
 
 @pytest.mark.ranks(3)

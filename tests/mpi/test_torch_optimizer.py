@@ -662,9 +662,12 @@ def test_sparse_gradients_on_some_ranks_only(hvd, device):
 
 
 @pytest.mark.ranks(2)
-def test_adasum_of_equal_and_orthogonal_steps(hvd, device):
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+def test_adasum_of_equal_and_orthogonal_steps(hvd, device, compression):
     w, v = parameter(device, 0, 0), parameter(device, 0, 0)
-    optimizer = hvd.DistributedOptimizer(sgd([w, v]), op=hvd.Adasum)
+    optimizer = hvd.DistributedOptimizer(
+        sgd([w, v]), op=hvd.Adasum, compression=getattr(hvd.Compression, compression)
+    )
     give(w, 1, 2)
     give(v, *([1, 0] if hvd.rank() == 0 else [0, 1]))
     optimizer.step()
@@ -672,6 +675,26 @@ def test_adasum_of_equal_and_orthogonal_steps(hvd, device):
     torch.testing.assert_close(v.detach().cpu(), torch.tensor([-1.0, -1.0]))
     with pytest.raises(AssertionError), optimizer.skip_synchronize():
         pass
+
+
+@pytest.mark.ranks(2)
+def test_adasum_takes_no_compression_but_casts(hvd, device):
+    with pytest.raises(ValueError, match="Adasum through"):
+        hvd.DistributedOptimizer(sgd(parameter(device, 0)), op=hvd.Adasum, compression=hvd.Compression.topk)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sum_of_what_16_bits_can_hold_is_exact(hvd, device, compression, dtype):
+    w, v = (torch.nn.Parameter(torch.zeros(2, dtype=dtype, device=device)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(
+        sgd([w, v]), op=hvd.Sum, compression=getattr(hvd.Compression, compression)
+    )
+    (w.sum() * 2.0 ** hvd.rank() + v.sum() * 49152).backward()
+    optimizer.step()
+    assert w.tolist() == [1 - 2 ** hvd.size()] * 2
+    assert v.tolist() == [-49152 * hvd.size()] * 2
 
 
 @pytest.mark.ranks(3)

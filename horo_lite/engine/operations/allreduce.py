@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from horo_lite.arrays import Flat, check_supported, is_torch
+from horo_lite.arrays.types import FLOATS
+from horo_lite.compression import Cast
 from horo_lite.engine.agreement import Signature
-from horo_lite.engine.compressed import compressed
+from horo_lite.engine.compressed import cast_reduced, check_reduces, compressed
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.operations.base import Operation, Signatures, described, new_tensor
 from horo_lite.interfaces import Array, Compressor, Parameter, Reduction, Schedule
@@ -55,6 +58,7 @@ class AllReduce(Operation):
         types, shapes, device = described(tensors)
         for type_ in types:
             _check_supported(type_, reduction, prescale, postscale)
+        check_reduces(compressor, reduction)
         self._sources = [Flat(tensor, in_place) for tensor in tensors]
         super().__init__(
             name,
@@ -123,16 +127,27 @@ class AllReduce(Operation):
 
     def _compressed(self, compressor: Compressor, buffers: list[Array], fabric: Fabric) -> Schedule:
         s = self.signature
-        if s.prescale != 1.0:
-            for buffer in buffers:
-                buffer *= s.prescale
-        factor = s.postscale * (fabric.size if s.reduction == Reduction.SUM else 1)
+        reduction = Reduction(s.reduction)
+        cast = compressor if isinstance(compressor, Cast) and reduction is not Reduction.AVERAGE else None
         of_type: dict[str, list[int]] = {}
-        for index, kind in enumerate(s.types):
+        for index, (kind, buffer) in enumerate(zip(s.types, buffers, strict=True)):
+            if kind not in FLOATS or (cast is not None and not cast.shortens(kind)):
+                fabric.stats.payload_bytes += buffer.nbytes
+                yield from self._reduce(buffer, kind, fabric)[0]
+                continue
+            if s.prescale != 1.0:
+                buffer *= s.prescale
             of_type.setdefault(kind, []).append(index)
+        factor = s.postscale * (fabric.size if reduction is Reduction.SUM else 1)
         for members in of_type.values():  # a compressor takes gradients of one type
-            bound = compressor.bind([Parameter(f"{self.key.name}.{i}", s.shapes[i]) for i in members])
             some, states = [buffers[i] for i in members], [self._states[i] for i in members]
+            if cast is not None:
+                whole = pack(some)
+                starts = [0, *itertools.accumulate(map(len, some))] if reduction is Reduction.ADASUM else None
+                yield from cast_reduced(whole, cast, fabric, reduction, s.postscale, starts)
+                unpack(whole, some)
+                continue
+            bound = compressor.bind([Parameter(f"{self.key.name}.{i}", s.shapes[i]) for i in members])
             reduced = yield from compressed(bound, some, states, fabric)
             for buffer, mean in zip(some, reduced.mean, strict=True):
                 buffer[:] = mean
