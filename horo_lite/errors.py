@@ -19,6 +19,8 @@ Messages say what was given, what was expected and what to do, with rank and ten
 
 from __future__ import annotations
 
+OWN_FAULT = "This is a fault of horo_lite's own: please report it, with the traceback"
+
 
 class HoroLiteError(Exception):
     """Root of the tree: ``except hvd.HoroLiteError`` catches whatever this package raises."""

@@ -55,6 +55,8 @@ def run(
         command += [sys.executable, "-m", "horo_lite.cli.function_rank", folder]
         status = subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode
         if status != 0:
-            raise HorovodInternalError(f"run({func!r}, np={np}): the job ended with status {status}")
+            raise HorovodInternalError(
+                f"run({func!r}, np={np}): the job ended with status {status}; why, its ranks have printed above"
+            )
         results: list[Any] = cloudpickle.loads(Path(folder, RESULTS).read_bytes())
         return results

@@ -58,7 +58,10 @@ def find_library(python: str = sys.executable) -> Library:
             ask_mpi("describe_library", python), capture_output=True, text=True, timeout=_ASK_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise MPIMissingError(f"{python} did not load the MPI library within {_ASK_S:.0f} s") from None
+        raise MPIMissingError(
+            f"{python} did not load the MPI library within {_ASK_S:.0f} s (a slow file system?). Try again, or see "
+            "what it says by itself: python -c 'from mpi4py import MPI'"
+        ) from None
     if answer.returncode != 0:
         cause = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]
         raise MPIMissingError(f"no MPI library could be loaded ({cause[0]}). {how_to_have_one()}")

@@ -13,6 +13,7 @@ from horo_lite.engine.sharing import gather_bytes
 from horo_lite.errors import DisagreementError
 
 _REFUSAL = b"this rank has no plan: "
+_ADVICE = "Every rank must wrap the same model with the same options"
 
 
 def refuse_plan(fault: str, fabric: Fabric) -> Generator[Any, Any, None]:
@@ -41,7 +42,7 @@ def agree_on_plan(
             raise DisagreementError(f"{label}: rank {rank} could not take part: {fault}")
     packed = yield from gather_bytes(pickle.dumps((plan, settings)), fabric)
     offers: list[tuple[BucketPlan, dict[str, str]]] = [pickle.loads(content) for content in packed]
-    raise DisagreementError(f"{label}: ranks differ in what they reduce: {_difference(offers, fabric)}")
+    raise DisagreementError(f"{label}: ranks differ in what they reduce: {_difference(offers, fabric)}. {_ADVICE}")
 
 
 def _difference(offers: list[tuple[BucketPlan, dict[str, str]]], fabric: Fabric) -> str:
@@ -51,11 +52,11 @@ def _difference(offers: list[tuple[BucketPlan, dict[str, str]]], fabric: Fabric)
         difference = first_plan.difference(plan)
         if difference is not None:
             counts = ", ".join(
-                f"r{r} {len(p.specs)}" for r, (p, _) in zip(fabric.ranks[:8], offers, strict=False)
+                f"rank {r}: {len(p.specs)}" for r, (p, _) in zip(fabric.ranks[:8], offers, strict=False)
             )
             return (
-                f"{counts}, first difference: {difference.what} "
-                f"(rank {zero}: {difference.ours}; rank {rank}: {difference.theirs})"
+                f"{difference.what} (rank {zero}: {difference.ours}; rank {rank}: {difference.theirs}) is the first "
+                f"difference; numbers of parameters: {counts}"
             )
         for what, value in first_settings.items():
             if settings.get(what) != value:

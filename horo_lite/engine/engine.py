@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from horo_lite.engine.handles import Handle, Pending
 from horo_lite.engine.instruments import Instruments
-from horo_lite.errors import HorovodInternalError, PeerLostError, ShutDownError
+from horo_lite.errors import OWN_FAULT, HorovodInternalError, PeerLostError, ShutDownError
 from horo_lite.interfaces import Array
 from horo_lite.transport.waiting import Backoff
 
@@ -158,7 +158,9 @@ class Engine:
             handle.waiting = time.monotonic()
         while not done():
             if self._closed:
-                raise ShutDownError("Horovod was shut down while this thread waited for an operation")
+                raise ShutDownError(
+                    "an operation that this thread waits for was still under way at shutdown(): end threads before it"
+                )
             if not self._lock.acquire(timeout=_OTHER_WAITER_S):
                 if self._driver == threading.get_ident():
                     raise HorovodInternalError(
@@ -216,7 +218,7 @@ class Engine:
             except PeerLostError as error:
                 lane.abandon(error)
             except Exception as error:  # noqa: BLE001  (a fault of ours: whoever waits gets it)
-                fault = HorovodInternalError(f"the engine failed: {type(error).__name__}: {error}")
+                fault = HorovodInternalError(f"the engine failed: {type(error).__name__}: {error}. {OWN_FAULT}")
                 fault.__cause__ = error
                 lane.abandon(fault)
         return moved

@@ -139,8 +139,8 @@ class NamedLane:
             operation.handle.fail(
                 error
                 or ShutDownError(
-                    f"tensor {operation.handle.name!r} was still under way when Horovod was shut down: "
-                    "synchronize every handle before shutdown()"
+                    f"tensor {operation.handle.name!r} was still under way at shutdown(): "
+                    "synchronize every handle before it"
                 )
             )
         self._in_flight.close()

@@ -122,7 +122,10 @@ class PlannedLane:
         operations = [self._current[1], *self._queue] if self._current else list(self._queue)
         for operation in operations:
             operation.handle.fail(
-                error or ShutDownError(f"{operation.handle.name} was still under way at shutdown()")
+                error
+                or ShutDownError(
+                    f"{operation.handle.name} was still under way at shutdown(): finish the step before it"
+                )
             )
         if self._current is not None:
             self._current[0].close()

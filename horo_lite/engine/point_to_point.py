@@ -132,7 +132,9 @@ class PointToPointLane:
         self._lines.clear()
         self._submitted.clear()
         for handle in handles:
-            handle.fail(error or ShutDownError(f"{handle.name} was still under way when Horovod was shut down"))
+            handle.fail(
+                error or ShutDownError(f"{handle.name} was still under way at shutdown(): receive all that is sent")
+            )
 
 
 def _sending(values: Array, envelope: Envelope, peer: int) -> Schedule:

@@ -49,8 +49,10 @@ def check_shards(data: Any, process_set: ProcessSet = global_process_set) -> Non
     shards = allgather_object((len(data), _fingerprint(data)), "check_shards", process_set)
     lengths = [length for length, _ in shards]
     if len(set(lengths)) > 1:
+        ranks = process_set.ranks or []
+        shown = ", ".join(f"rank {rank} {length}" for rank, length in zip(ranks, lengths, strict=True))
         warnings.warn(
-            f"ranks have different numbers of batches or samples: {lengths}. Ranks with fewer must call join() at "
+            f"ranks have different numbers of batches or samples: {shown}. Ranks with fewer must call join() at "
             "the end of an epoch, or give all the same number (DistributedSampler, drop_last=True)",
             stacklevel=2,
         )

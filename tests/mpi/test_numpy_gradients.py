@@ -144,7 +144,7 @@ def test_a_step_that_fails(hvd, failing, op_name):
 @pytest.mark.parametrize(
     ("other", "texts"),
     [
-        ([*SHAPES, ("extra", (2,), "float32")], ["r0 4", "extra", "absent", "float32 (2,)"]),
+        ([*SHAPES, ("extra", (2,), "float32")], ["rank 0: 4", "extra", "absent", "float32 (2,)"]),
         ([SHAPES[0], ("b", (8,), "float32"), *SHAPES[2:]], ["b", "(7,)", "(8,)"]),
         ([SHAPES[0], ("b", (7,), "float64"), *SHAPES[2:]], ["b", "float32", "float64"]),
         ([SHAPES[1], SHAPES[0], *SHAPES[2:]], ["registered as number 0"]),

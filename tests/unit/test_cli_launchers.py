@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from horo_lite.cli import finding, launchers, machine
 from horo_lite.cli.finding import Library
+from horo_lite.cli.hosts import Host
 from horo_lite.cli.launchers import Hydra, IntelMPI, Job, OpenMPI, OpenMPI4, Slurm
 from horo_lite.errors import LaunchError, MPIMissingError
 from horo_lite.transport.mpi import how_to_have_one
@@ -176,3 +178,10 @@ def test_debians_mpich_is_made_known_to_mpi4py_by_the_commands_that_are_printed(
     for _ in range(2):  # and once more does no harm
         subprocess.run(["bash", "-c", commands], env={"HOME": str(tmp_path)}, check=True)
     assert (tmp_path / "mpich" / "libmpi.so.12").resolve() == library
+
+
+@pytest.mark.parametrize("kind", [IntelMPI, Slurm])
+def test_unequal_slots_are_refused_where_a_launcher_has_no_words_for_them(kind):
+    hosts = (Host("a", 1), Host("b", 2))
+    with pytest.raises(LaunchError, match=r"as many ranks on one host as on another, but the slots are a:1, b:2"):
+        kind("launcher").command(dataclasses.replace(job(3), hosts=hosts))

@@ -22,6 +22,7 @@ from horo_lite.engine.faults.inquiry import Answer, Inquiry, Subject, named
 from horo_lite.engine.faults.neighbour import Neighbour, processes_within_reach
 from horo_lite.engine.faults.parent import Parent, die_with_launcher
 from horo_lite.engine.handles import JOIN_NAME, Pending
+from horo_lite.errors import OWN_FAULT
 from horo_lite.log import logger
 from horo_lite.transport.mpi_world import MPIWorld
 from horo_lite.transport.topology import Topology
@@ -142,7 +143,7 @@ class Watch:
                 elif not self._over.is_set():
                     time.sleep(_ENDING_TICK_S)
         except Exception:  # noqa: BLE001  (training goes on without it)
-            logger.exception("the stall watch has failed; this rank no longer answers the others")
+            logger.exception("the stall watch has failed; this rank no longer answers the others. %s", OWN_FAULT)
         finally:
             self._over.set()
 
@@ -160,7 +161,9 @@ class Watch:
             self._look_for_stalls(now)
         except Exception:  # noqa: BLE001  (training goes on; the others still want answers, and a farewell)
             self._looks = False
-            logger.exception("the stall watch has failed; operations that wait in vain are no longer noticed")
+            logger.exception(
+                "the stall watch has failed; operations that wait in vain are no longer noticed. %s", OWN_FAULT
+            )
 
     def _look_for_neighbour(self, now: float) -> None:
         """In an orderly end all ranks know that it is over before the first one is gone."""
