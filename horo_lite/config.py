@@ -216,7 +216,10 @@ def _says(variables: Mapping[str, str], name: str) -> bool:
 
 _ANNOUNCED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # SLURM_NTASKS is set by a mere allocation
 _RANK_VARIABLE = "HORO_LITE_RANK_PID"
-_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD", "HYDI_", "MPIR_")
+_LAUNCHER_PREFIXES = (
+    "PMI_", "PMIX_", "HYDI_", "MPIR_", "OMPI_COMM_WORLD",
+    "OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_pmix",  # Open MPI 4 would look for its daemon by these
+)
 
 
 @dataclasses.dataclass(frozen=True)
