@@ -29,6 +29,7 @@ def run(
     hosts: str | None = None,
     hostfile: str | None = None,
     *,
+    num_proc: int | None = None,
     timeout_s: float | None = None,
     verbose: bool = False,
     options: Sequence[str] = (),
@@ -38,12 +39,14 @@ def run(
     Args:
         func: calls ``init()`` itself; it, its arguments and its results are pickled by cloudpickle.
         hosts: ``"host:slots,..."``; this machine when neither this nor ``hostfile`` is given.
+        num_proc: Horovod's other name of ``np``.
         timeout_s: the job is ended after so long.
         options: more words for ``horo-lite run``.
 
     Raises:
         HorovodInternalError: the job ended with an error; its output says why.
     """
+    np = np if num_proc is None else num_proc
     words = ["-np", str(np), *(["--verbose"] if verbose else [])]
     given = {"--hosts": hosts, "--hostfile": hostfile, "--timeout": timeout_s}
     words += [word for option, value in given.items() if value is not None for word in (option, str(value))]
