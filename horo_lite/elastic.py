@@ -135,6 +135,10 @@ def variables_of(model: Any, optimizer: Any) -> list[Any]:
     """A Keras model's variables and its optimizer's, which is built for them if it is not yet."""
     if optimizer is None:
         return list(model.weights)
+    if callable(optimizer.variables):  # of legacy Keras
+        build = getattr(optimizer, "build", None) or optimizer._create_all_weights
+        build(model.trainable_variables)
+        return [*model.weights, *optimizer.variables()]
     if not optimizer.built and model.built:
         optimizer.build(model.trainable_variables)
     return [*model.weights, *optimizer.variables]

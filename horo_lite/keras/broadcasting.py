@@ -13,6 +13,12 @@ from horo_lite.keras.backend import bridge
 from horo_lite.process_sets import ProcessSet, global_process_set
 
 
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """An optimizer's variables, of Keras 3 or of legacy Keras; none of no optimizer."""
+    found = getattr(optimizer, "variables", ())
+    return list(found() if callable(found) else found)
+
+
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 
 from horo_lite.context import rank
@@ -13,6 +12,7 @@ from horo_lite.elastic import VariableState, run_graphs, variables_of
 from horo_lite.functions import broadcast_object
 from horo_lite.keras.backend import bridge
 from horo_lite.keras.broadcasting import broadcast_variables
+from horo_lite.keras.callbacks.callback import Callback
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ class KerasState(VariableState):
         broadcast_variables(variables, root_rank=0)
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class CommitStateCallback(Callback):
     """Commit the state every so many batches, and at the end of each epoch.
 
     Args:
@@ -76,7 +76,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(Callback):
     """Keep ``state.batch`` at the batch that is next, and skip those already done when an epoch is resumed.
 
     Args:
@@ -98,7 +98,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(Callback):
     """Keep ``state.epoch`` at the epoch that is next, counted on from where training was resumed.
 
     Args:

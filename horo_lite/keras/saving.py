@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,11 +99,23 @@ def save_model(model: Any, filepath: str | os.PathLike[str], **options: Any) -> 
 
 
 def _load(path: Path, known: dict[str, Any]) -> tuple[Any, States]:
+    legacy = _legacy_keras()
+    if legacy is not None:
+        return legacy.load_model(path, known), {}
     model = keras.models.load_model(path, custom_objects=known)
     optimizer = getattr(model, "optimizer", None)
     if h5py.is_hdf5(path) and optimizer is not None and optimizer.built and not optimizer._trainable_variables:
         model.optimizer = _optimizer_of_hdf5(path, optimizer, model.trainable_variables)
     return model, read_model(path)
+
+
+def _legacy_keras() -> Any:
+    """What serves legacy Keras, where that is ``tf.keras``; else None."""
+    if "tf_keras" not in sys.modules:
+        return None
+    from horo_lite.tensorflow import legacy
+
+    return legacy if legacy.is_in_use() else None
 
 
 def _optimizer_of_hdf5(path: Path, loaded: Any, variables: Sequence[Any]) -> Any:
@@ -140,6 +153,10 @@ def _load_from(root_rank: int, path: Path, known: dict[str, Any]) -> tuple[Any, 
 def _rewrap(model: Any, compression: Any, options: dict[str, Any]) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
+        return
+    legacy = _legacy_keras()
+    if legacy is not None:
+        legacy.rewrap(model, {"compression": compression, **options})
         return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         inner = optimizer.inner_optimizer

@@ -79,12 +79,34 @@ class _Legacy:
 def wrap(optimizer: Any, name: str | None, keywords: dict[str, Any]) -> Any:
     """A legacy optimizer that reduces its gradients; the keywords are those of ``DistributedOptimizer``."""
     settings = settings_for(optimizer, backend, **keywords)
-    base = type(optimizer)
-    body = {"__module__": base.__module__, "__doc__": base.__doc__}
     config = optimizer.get_config()
     if name is not None:
         config["name"] = name
-    wrapped_class = type(base.__name__, (_Legacy, base), body)
-    wrapped = wrapped_class.from_config(config)  # type: ignore[attr-defined]
+    wrapped = _wrapped_class(type(optimizer)).from_config(config)
     wrapped.horo_lite = _Exchange(settings, backend)
     return wrapped
+
+
+def _wrapped_class(base: Any) -> Any:
+    body = {"__module__": base.__module__, "__doc__": base.__doc__}
+    return type(base.__name__, (_Legacy, base), body)
+
+
+def is_in_use() -> bool:
+    """True where ``tf.keras`` is legacy Keras."""
+    legacy = sys.modules.get("tf_keras")
+    return legacy is not None and tf.keras.Model is legacy.Model
+
+
+def load_model(path: Any, known: dict[str, Any]) -> Any:
+    """A saved model, with its plain optimizer."""
+    return sys.modules["tf_keras"].models.load_model(path, custom_objects=known)
+
+
+def rewrap(model: Any, keywords: dict[str, Any]) -> None:
+    """Let a loaded model's optimizer, which keeps its state, reduce its gradients."""
+    optimizer = model.optimizer
+    settings = settings_for(optimizer, backend, **keywords)
+    optimizer.__class__ = _wrapped_class(type(optimizer))
+    optimizer.horo_lite = _Exchange(settings, backend)
+    model.train_function = None  # made when it trains

@@ -96,3 +96,45 @@ def test_callbacks(hvd, kind):
     ).history
     assert float(layer.kernel[0, 0]) == pytest.approx(0.3)
     assert history["loss"] == [pytest.approx((1 + 4) / 2)]
+
+
+def fresh_model(hvd, kind):
+    layer = tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = tf_keras.Sequential([tf_keras.Input((1,)), layer])
+    optimizers = tf_keras.optimizers if kind == "new" else tf_keras.optimizers.legacy
+    model.compile(hvd.DistributedOptimizer(optimizers.SGD(0.1, momentum=0.5)), "mse")
+    return model
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("kind", "ending"), [("new", "keras"), ("new", "h5"), ("old", "h5")])
+def test_load_model_wraps_again_and_keeps_slots(hvd, kind, ending, monkeypatch, tmp_path):
+    monkeypatch.setattr(tf, "keras", tf_keras)  # as under TF_USE_LEGACY_KERAS=1
+    model = fresh_model(hvd, kind)
+    x, y = tf.ones((1, 1)), tf.fill((1, 1), 2.0 * hvd.rank() + 1)
+    model.train_on_batch(x, y)  # gradients -2 and -6 at w = 0, of mean -4: w = 0.4
+    path = f"{tmp_path}/model.{ending}"
+    model.save(path)
+    loaded = hvd.keras.load_model(path)
+    loaded.train_on_batch(x, y)  # mean -3.2; momentum 0.5 * 0.4 + 0.32
+    assert float(loaded.get_weights()[0][0, 0]) == pytest.approx(0.4 + 0.2 + 0.32)
+
+
+@pytest.mark.ranks(2)
+@KINDS
+def test_every_callback_is_called(hvd, kind, tmp_path):
+    callbacks, elastic = hvd.keras.callbacks, hvd.keras.elastic
+    model = fresh_model(hvd, kind)
+    state = elastic.KerasState(model, epoch=0, batch=0)
+    best = callbacks.BestModelCheckpoint(monitor="loss", save_weights_only=True, filepath=f"{tmp_path}/best.weights.h5")
+    given = [
+        best, callbacks.ConsistencyCallback(optimizer_too=True), callbacks.EarlyStoppingAgreementCallback(),
+        callbacks.JoinCallback(), elastic.CommitStateCallback(state),
+        elastic.UpdateBatchStateCallback(state), elastic.UpdateEpochStateCallback(state),
+    ]
+    model.fit(tf.ones((2, 1)), tf.ones((2, 1)), batch_size=1, epochs=2, verbose=0, callbacks=given)
+    assert state.epoch == 2
+    trained = model.get_weights()[0][0, 0]
+    model.set_weights([tf.fill((1, 1), 7.0)])
+    state.restore()
+    assert model.get_weights()[0][0, 0] == trained != 0

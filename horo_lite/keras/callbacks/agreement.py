@@ -6,19 +6,19 @@ import hashlib
 import logging
 from typing import Any
 
-import keras
 import numpy as np
 
 from horo_lite import functions
 from horo_lite.errors import DisagreementError
 from horo_lite.keras.backend import bridge
-from horo_lite.keras.broadcasting import broadcast_variables
+from horo_lite.keras.broadcasting import broadcast_variables, optimizer_variables
+from horo_lite.keras.callbacks.callback import Callback
 from horo_lite.process_sets import ProcessSet, global_process_set
 
 _log = logging.getLogger("horo_lite")
 
 
-class EarlyStoppingAgreementCallback(keras.callbacks.Callback):
+class EarlyStoppingAgreementCallback(Callback):
     """All ranks stop in the epoch in which one of them wants to.
 
     ``EarlyStopping`` on a metric that differs between ranks, ``TerminateOnNaN`` on one rank or a custom callback that
@@ -44,7 +44,7 @@ class EarlyStoppingAgreementCallback(keras.callbacks.Callback):
         self.model.stop_training = bool(agreed[0])
 
 
-class JoinCallback(keras.callbacks.Callback):
+class JoinCallback(Callback):
     """Ranks may have different numbers of batches: those that have fewer wait at the end of the epoch for the others.
 
     A rank that waits contributes zeros to the others' gradients (their average still divides by all ranks), and then
@@ -55,10 +55,10 @@ class JoinCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         bridge().settle()
         longest = functions.join()
-        broadcast_variables([*self.model.weights, *self.model.optimizer.variables], longest)
+        broadcast_variables([*self.model.weights, *optimizer_variables(self.model.optimizer)], longest)
 
 
-class ConsistencyCallback(keras.callbacks.Callback):
+class ConsistencyCallback(Callback):
     """Compare the weights of all ranks every so many batches.
 
     They should be the same bits. They drift apart where a rank changes weights by itself, gets other initial weights
@@ -91,7 +91,7 @@ class ConsistencyCallback(keras.callbacks.Callback):
         if self._seen % self._every == 0:
             variables = list(self.model.weights)
             if self._optimizer_too:
-                variables += self.model.optimizer.variables
+                variables += optimizer_variables(self.model.optimizer)
             check_consistency(variables, self._process_set)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horo_lite.keras.backend import bridge
-from horo_lite.keras.broadcasting import broadcast_variables
+from horo_lite.keras.broadcasting import broadcast_variables, optimizer_variables
 from horo_lite.keras.callbacks.callback import Callback
 from horo_lite.process_sets import ProcessSet, global_process_set
 
@@ -56,8 +56,7 @@ class BroadcastGlobalVariablesCallback(Callback):
 
     def _broadcast(self) -> None:
         optimizer = self.model.optimizer
-        slots = () if optimizer is None else optimizer.variables() if _is_legacy(optimizer) else optimizer.variables
-        variables = [*self.model.weights, *slots]
+        variables = [*self.model.weights, *optimizer_variables(optimizer)]
         shared = [variable for variable in variables if id(bridge().native(variable)) not in self._local]
         broadcast_variables(shared, self.root_rank, self._process_set)
         self.broadcast_done = True

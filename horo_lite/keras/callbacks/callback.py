@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 
 
-class Callback(keras.callbacks.Callback):
-    """A callback that legacy Keras (``tf_keras``) calls too: it asks which hooks there are."""
+class ForLegacyKeras:
+    """What makes a callback one that legacy Keras (``tf_keras``) calls too: it asks which hooks there are."""
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
@@ -16,3 +16,7 @@ class Callback(keras.callbacks.Callback):
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
+
+
+class Callback(ForLegacyKeras, keras.callbacks.Callback):
+    """A callback of either Keras."""

@@ -8,9 +8,10 @@ import keras
 
 from horo_lite.context import is_initialized, rank
 from horo_lite.errors import ArgumentError
+from horo_lite.keras.callbacks.callback import ForLegacyKeras
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(ForLegacyKeras, keras.callbacks.ModelCheckpoint):
     """``keras.callbacks.ModelCheckpoint(save_best_only=True)`` that writes on rank 0 only.
 
     Args:
