@@ -29,10 +29,11 @@ def set_up(level: str, rank: int, size: int) -> None:
         logger.removeHandler(handler)
     logger.addHandler(_Tagged(rank, size))
     if size > 1:
-        # A launcher reads from a pipe, into which Python writes 8 KiB at a time: what a killed rank printed would be
-        # lost, and ranks' lines would mix.
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # the program has put something else there
-            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        # A launcher reads from a pipe, into which Python writes 8 KiB at a time, so that what a killed rank printed
+        # would be lost, or with PYTHONUNBUFFERED each word by itself, so that ranks' lines would mix.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # the program has put something else there
+                stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 
 
 def write_tagged(rank: int | None, text: str) -> None:

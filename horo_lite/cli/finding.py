@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -76,9 +77,10 @@ def find_launcher(library: Library | None = None, name: str | None = None) -> La
         LaunchError: none was found, or the ones found belong to another MPI; lists where was looked.
         MPIMissingError: no MPI library could be loaded.
     """
-    if name == Slurm.name:
-        return _first_program([Slurm], _search_path(()), "srun")
     library = library or find_library()
+    if name == Slurm.name:
+        path = _first_program([Slurm], _search_path(()), "srun").path
+        return Slurm(path, _slurm_plugin(path, library))
     kinds = [kind for kind in LAUNCHERS if library.version.startswith(kind.library) and kind.library]
     if name is not None:
         kinds = [kind for kind in kinds if kind.name == name]
@@ -107,7 +109,7 @@ def _first_program(kinds: Sequence[type[Launcher]], folders: Sequence[str], what
                 path = shutil.which(program, path=folder)
                 if path is None:
                     continue
-                banner = _banner(path)
+                banner = _output(path, "--version")
                 if kind.banner.lower() in banner.lower():
                     return kind(path)
                 others.append(f"{path} ({banner.splitlines()[0] if banner else 'says nothing'})")
@@ -116,9 +118,20 @@ def _first_program(kinds: Sequence[type[Launcher]], folders: Sequence[str], what
     raise LaunchError(f"no {names} that belongs to {what} was found.{found} Looked in: {', '.join(folders)}")
 
 
-def _banner(path: str) -> str:
+def _slurm_plugin(srun: str, library: Library) -> str | None:
+    """SLURM's plug-in for this library, where the site has it and no default of its own."""
+    settings = _output(os.path.join(os.path.dirname(srun), "scontrol"), "show", "config")
+    default = re.search(r"^MpiDefault\s*=\s*(\S+)", settings, re.MULTILINE)
+    if default is not None and default[1] != "none":
+        return None
+    plugin = "pmix" if library.version.startswith("Open MPI") else "pmi2"
+    return plugin if plugin in _output(srun, "--mpi=list").split() else None
+
+
+def _output(*command: str) -> str:
+    """What a program says; nothing where it can't be run or does not end."""
     try:
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_ASK_S, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return (answer.stdout + answer.stderr).strip()

@@ -31,6 +31,8 @@ class Job:
     """Options handed to the launcher as they are."""
     hosts: Sequence[Host] = ()
     """Empty for this machine, or for what SLURM has allocated."""
+    allocated: int = 1
+    """How many hosts that is."""
     interface: str | None = None
     """The network interface between hosts."""
     output_folder: str | None = None
@@ -40,7 +42,7 @@ class Job:
 
     @property
     def ranks_per_host(self) -> int:
-        return max((host.slots for host in self.hosts), default=self.ranks)
+        return max((host.slots for host in self.hosts), default=-(-self.ranks // self.allocated))
 
     @property
     def cores_per_rank(self) -> int:
@@ -57,7 +59,7 @@ class Job:
 
 
 class Launcher(abc.ABC):
-    """How one MPI starts ranks. Subclasses are stateless; the program's path is the only field."""
+    """How one MPI starts ranks. Its only field is the program's path."""
 
     name: ClassVar[str]
     library: ClassVar[tuple[str, ...]]
@@ -187,12 +189,23 @@ class OpenMPI4(OpenMPI):
 
 
 class Slurm(Launcher):
-    """``srun`` inside an allocation; asked for by name, since most sites have an mpirun that works as well."""
+    """``srun`` inside an allocation; asked for by name, since most sites have an mpirun that works as well.
+
+    Args:
+        plugin: of SLURM, by which ranks find one another; None leaves that to the site.
+    """
 
     name = "slurm"
     library = ()
     program = ("srun",)
     banner = "slurm"
+
+    def __init__(self, path: str, plugin: str | None = None) -> None:
+        super().__init__(path)
+        self._plugin = plugin
+
+    def environment(self, job: Job) -> dict[str, str]:
+        return {} if self._plugin is None else {"SLURM_MPI_TYPE": self._plugin}
 
     def command(self, job: Job) -> list[str]:
         tags = ["--label"] if job.tag_output else []
@@ -203,7 +216,8 @@ class Slurm(Launcher):
             tags += [f"--nodelist={nodes}", f"--nodes={len(job.hosts)}", f"--ntasks-per-node={_equal_slots(job)}"]
         binding = [f"--cpus-per-task={job.cores_per_rank}", "--cpu-bind=cores"] if job.bound else ["--cpu-bind=none"]
         overcommit = ["--overcommit"] if job.oversubscribed else []
-        return [self.path, f"--ntasks={job.ranks}", *tags, *binding, *overcommit, *job.extra, *job.command]
+        ranks = [f"--ntasks={job.ranks}", "--kill-on-bad-exit"]
+        return [self.path, *ranks, *tags, *binding, *overcommit, *job.extra, *job.command]
 
 
 def _equal_slots(job: Job) -> int:

@@ -63,7 +63,7 @@ def child_environment(launcher: launchers.Launcher, job: launchers.Job, horovod:
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-np", "-n", "--num-proc", "ranks", type=click.IntRange(min=1), metavar="N",
-              help="Ranks to start; with hosts, by default one in every slot.")
+              help="Ranks to start; by default one in every slot of the hosts, or as many as SLURM has allocated.")
 @click.option("-H", "--hosts", metavar="LIST", help="Where to start them: host:slots,host:slots,...")
 @click.option("--hostfile", "-hostfile", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="The same, one host a line: `host slots=N` or `host:N`.")
@@ -100,7 +100,8 @@ def run(
         launcher = finding.find_launcher(name=name)
         job = launchers.Job(
             python_command(command), _ranks(ranks, places), machine.usable_cores(), bind, tag,
-            tuple(shlex.split(launcher_args)), places, interface, output_folder,
+            tuple(shlex.split(launcher_args)), places, interface=interface, output_folder=output_folder,
+            allocated=_allocated("SLURM_JOB_NUM_NODES") or 1,
         )
         environment = child_environment(launcher, job, horovod) | horovod_flags.variables(horovods)
         job = dataclasses.replace(job, forwarded=forwarded(environment))
@@ -137,11 +138,18 @@ def places_of(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
 
 def _ranks(asked: int | None, places: Sequence[Host]) -> int:
     slots = sum(host.slots for host in places)
-    if asked is None and not slots:
+    ranks = asked or slots or _allocated("SLURM_NTASKS")
+    if not ranks:
         raise ArgumentError("say how many ranks to start: -np N")
-    if asked is not None and slots and asked > slots:
-        raise ArgumentError(f"-np {asked}, but the hosts have {slots} slots: {', '.join(map(str, places))}")
-    return asked or slots
+    if slots and ranks > slots:
+        raise ArgumentError(f"-np {ranks}, but the hosts have {slots} slots: {', '.join(map(str, places))}")
+    return ranks
+
+
+def _allocated(variable: str) -> int:
+    """A number that SLURM has set in an allocation; 0 outside."""
+    value = os.environ.get(variable, "") if "SLURM_JOB_ID" in os.environ else ""
+    return int(value) if value.isdecimal() else 0
 
 
 def forwarded(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -19,10 +19,10 @@ from tests.launch import ROOT, SCALE, child_environment, launcher, wait_until
 pytestmark = pytest.mark.openmpi
 
 
-def horo_lite(*words: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def horo_lite(*words: str, limit_s: float = 60.0, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "horo_lite.cli", *words]
-    # Unbuffered, Python writes a line and its end apart, and launchers mix them.
-    env = {name: value for name, value in child_environment().items() if name != "PYTHONUNBUFFERED"}
+    # Unbuffered, Python writes a line and its end apart, and launchers mix them before init().
+    env = {name: value for name, value in child_environment().items() if name != "PYTHONUNBUFFERED"} | variables
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s * SCALE)
 
 
@@ -52,6 +52,18 @@ def test_ranks_see_one_another_and_lines_carry_their_rank(script, ranks):
     assert done.returncode == 0, done.stderr
     lines = sorted(re.findall(r"^\[(\d)\].*?(\d) of (\d)$", done.stdout, re.MULTILINE))
     assert lines == [(str(rank), str(rank), str(ranks)) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_lines_of_ranks_that_write_each_word_at_once_stay_whole(script, stream):
+    text = (
+        "import sys, horo_lite as hvd; hvd.init(); rank = hvd.rank()\n"
+        f"for i in range(100): print('line', i, 'of', rank, file=sys.{stream})\n"
+    )
+    done = horo_lite("run", "-np", "4", script(text), PYTHONUNBUFFERED="1", PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^\[(\d)\].*?line (\d+) of (\d)$", getattr(done, stream), re.MULTILINE)
+    assert sorted(lines) == sorted((str(rank), str(i), str(rank)) for rank in range(4) for i in range(100))
 
 
 def test_the_exit_status_of_a_failing_rank_is_the_jobs(script):

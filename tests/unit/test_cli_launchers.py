@@ -185,3 +185,33 @@ def test_unequal_slots_are_refused_where_a_launcher_has_no_words_for_them(kind):
     hosts = (Host("a", 1), Host("b", 2))
     with pytest.raises(LaunchError, match=r"as many ranks on one host as on another, but the slots are a:1, b:2"):
         kind("launcher").command(dataclasses.replace(job(3), hosts=hosts))
+
+
+SLURM = """#!/bin/sh
+case "$*" in
+--version) echo slurm 22.05.8 ;;
+--mpi=list) echo "MPI plugin types are..."; printf "\\t%s\\n" {plugins} >&2 ;;
+"show config") printf "{settings}" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "plugins", "settings", "plugin"),
+    [
+        ("MPICH Version: 5.0.2", "none pmi2 pmix", "MpiDefault              = none\\n", "pmi2"),
+        ("Intel(R) MPI Library 2021.18", "none pmi2 pmix", "", "pmi2"),
+        ("Open MPI v5.0.11", "none pmi2 pmix", "", "pmix"),
+        ("Open MPI v4.1.4", "none pmi2", "", None),
+        ("MPICH Version: 5.0.2", "none pmi2 pmix", "Licenses = pmi2\\nMpiDefault = pmix_v4\\n", None),
+    ],
+)
+def test_slurm_gets_the_plugin_of_the_library_unless_the_site_has_a_default(
+    tmp_path, monkeypatch, version, plugins, settings, plugin
+):
+    for program in ("srun", "scontrol"):
+        (tmp_path / program).write_text(SLURM.format(plugins=plugins, settings=settings))
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setattr(finding, "_search_path", lambda files: [str(tmp_path)])
+    launcher = finding.find_launcher(Library(version, (), "4.1.2"), name="slurm")
+    assert launcher.environment(job()) == ({} if plugin is None else {"SLURM_MPI_TYPE": plugin})

@@ -55,6 +55,32 @@ def test_help_and_import_work_without_mpi4py():
     assert "Usage:" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("allocation", "words", "ranks", "threads"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "6", "SLURM_JOB_NUM_NODES": "3"}, [], 6, 2),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "6", "SLURM_JOB_NUM_NODES": "3"}, ["-np", "4"], 4, 2),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "6", "SLURM_JOB_NUM_NODES": "3"}, ["-H", "a:4"], 4, 1),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, ["-np", "2"], 2, 4),
+        ({"SLURM_NTASKS": "6", "SLURM_JOB_NUM_NODES": "3"}, ["-np", "4"], 4, 1),
+    ],
+)
+def test_ranks_and_threads_are_those_that_slurm_has_allocated(hydra, monkeypatch, allocation, words, ranks, threads):
+    for name, value in allocation.items():
+        monkeypatch.setenv(name, value)
+    result = invoke(*words, "--dry-run", "train.py")
+    assert result.exit_code == 0, result.output
+    assert f"-np {ranks} " in result.output
+    assert f"OMP_NUM_THREADS={threads} " in result.output
+
+
+def test_an_allocation_that_names_no_number_needs_np(hydra, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    result = invoke("--dry-run", "train.py")
+    assert result.exit_code == 2
+    assert "-np N" in result.output
+
+
 def test_a_dry_run_prints_the_whole_command(hydra):
     result = invoke("-np", "2", "--dry-run", "train.py", "--lr", "1", "-v")
     assert result.exit_code == 0, result.output
@@ -214,7 +240,8 @@ def test_from_the_command_line_to_ranks_that_srun_starts(start, status):
     ended, ranks = start("srun", "slurm 24.05.1", "SLURM_PROCID", "--launcher", "slurm", "--bind", status=status)
     assert ended == status
     assert [(rank, threads) for rank, _, threads, _ in ranks] == [("0", "2"), ("1", "2")]
-    assert all(words.startswith("--ntasks=2 --label --cpus-per-task=2 --cpu-bind=cores ") for *_, words in ranks)
+    wanted = "--ntasks=2 --kill-on-bad-exit --label --cpus-per-task=2 --cpu-bind=cores "
+    assert all(words.startswith(wanted) for *_, words in ranks)
 
 
 @pytest.mark.parametrize("status", [0, 7])
