@@ -162,7 +162,11 @@ class Mailbox(Protocol):
 
     @property
     def posting(self) -> bool:
-        """Something is still leaving ``outgoing``; it goes on only while somebody asks."""
+        """Something is still leaving ``outgoing``; it goes on only with ``flush``. Any thread may ask."""
+        ...
+
+    def flush(self) -> bool:
+        """Let it go on. True when a message has left."""
         ...
 
     def receive(self) -> tuple[int, int] | None:

@@ -80,7 +80,7 @@ class ControlChannel:
 
     def flush(self) -> bool:
         """Let such messages go on. True when one has left."""
-        moved = False
+        moved = self.mailbox.flush()
         while self._leaving and self._transport.done((self._leaving[0],)):
             self._leaving.popleft()
             moved = True

@@ -49,7 +49,7 @@ class NamedLane:
         self._control = ControlChannel(self.transport, prepared=one_node)
         self._counters: dict[str, itertools.count[int]] = {}
         self._cache = ResponseCache(self.transport.rank)
-        self._stirred = False
+        self._stirred = self._settled = object()
         self.short_way = ShortWay(self, fabric, self._control, self._cache, self._coordinator)
 
     def choices(self) -> str:
@@ -88,17 +88,18 @@ class NamedLane:
 
     @property
     def idle(self) -> bool:
-        """Nothing is waiting or under way here."""
-        if not self._stirred:
+        """Nothing is waiting or under way here. Any thread may ask, also while another one polls."""
+        stirred = self._stirred
+        if stirred is self._settled:
             return True
-        self._stirred = False  # before the look: whoever adds something after it sets this again
         if self._submitted or self._asked or self._in_flight or self._control.busy:
-            self._stirred = True
-        return not self._stirred
+            return False
+        self._settled = stirred  # whoever has added something since has stirred anew
+        return True
 
     def stir(self) -> None:
         """Something is under way, so that this lane needs polling until ``idle`` finds it done."""
-        self._stirred = True
+        self._stirred = object()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -126,8 +127,9 @@ class NamedLane:
         while self._submitted:
             self._ask(self._submitted.popleft())
             moved = True
-        if self.transport.size > 1 and (self._receive_control() or self._control.flush()):
-            moved = True
+        if self.transport.size > 1:
+            received = self._receive_control()
+            moved = self._control.flush() or received or moved
         if self._in_flight.progress():
             moved = True
         return moved

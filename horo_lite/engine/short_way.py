@@ -128,7 +128,9 @@ class ShortWay:
         except TypeError:  # something in it has no hash
             return False
         lane, instruments = self._lane, self._instruments
-        if known is None or not (lane.idle and self._cache.holds(known.agreement)) or instruments.timeline is not None:
+        if known is None or instruments.timeline is not None:
+            return False
+        if not ((lane.idle or self._has_left()) and self._cache.holds(known.agreement)):
             return False
         header = known.header
         if not name:
@@ -187,7 +189,11 @@ class ShortWay:
 
     def _is_open(self, polls: int) -> bool:
         alone = self._size == 1
-        return (alone or polls > 0) and self._lane.idle and self._instruments.timeline is None
+        return (alone or polls > 0) and self._instruments.timeline is None and (self._lane.idle or self._has_left())
+
+    def _has_left(self) -> bool:
+        """All that kept the lane from being idle was a message, and it has left by now."""
+        return self._control.flush() and self._lane.idle
 
     def _known(self, agreement: Agreement, signature: Signature, nbytes: int) -> Prepared:
         """An agreement in the form in which ``nbytes`` of values go the short way; 0 for none."""

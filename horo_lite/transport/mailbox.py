@@ -29,9 +29,13 @@ class ProbedMailbox:
 
     @property
     def posting(self) -> bool:
+        return bool(self._leaving)
+
+    def flush(self) -> bool:
+        before = len(self._leaving)
         while self._leaving and self._transport.done(self._leaving[:1]):
             self._leaving.pop(0)
-        return bool(self._leaving)
+        return len(self._leaving) < before
 
     def receive(self) -> tuple[int, int] | None:
         if self._arriving is None:
@@ -99,9 +103,16 @@ class PersistentMailbox:
 
     @property
     def posting(self) -> bool:
-        if self._leaving:
-            self._leaving = [request for request in self._leaving if not request.Test()]
         return bool(self._leaving)
+
+    def flush(self) -> bool:
+        before = len(self._leaving)
+        if before:
+            try:
+                self._leaving = [request for request in self._leaving if not request.Test()]
+            except self._mpi.Exception as error:
+                raise self._transport.lost(error) from error
+        return len(self._leaving) < before
 
     def receive(self) -> tuple[int, int] | None:
         try:

@@ -12,6 +12,7 @@ import pytest
 from horo_lite.config import Config
 from horo_lite.engine import Handle, NamedLane, fabric, response_cache, sharing
 from horo_lite.engine.control import NUMBERED
+from horo_lite.engine.in_flight import InFlight
 from horo_lite.engine.operations import AllGather, AllReduce, Broadcast, Join, Refusal
 from horo_lite.errors import DisagreementError, HorovodInternalError, PeerLostError, ShutDownError
 from horo_lite.interfaces import Array, Reduction
@@ -231,6 +232,37 @@ def test_a_joined_rank_takes_part_and_unnamed_operations_are_numbered_alike_afte
     assert [r.tolist() for r in lanes.finish(*lanes.ask(lambda rank: reduce(1, "")))] == [[3.0] * 3] * 3
 
 
+def test_any_thread_may_ask_whether_a_lane_is_idle(monkeypatch):
+    """The communication thread does so without the engine's lock: it calls no transport, and alters nobody's answer."""
+    lanes = Lanes(2)
+    large = 4000  # beyond what is sent before it is received
+    for handle in lanes.finish(*lanes.ask(lambda rank: reduce(rank, elements=large))):
+        assert handle.tolist() == [1.0] * large
+    lane = lanes.named[0]
+    for rank in (1, 0):
+        assert lanes.named[rank].short_way.call(reduce(rank, elements=large), 3)
+    with monkeypatch.context() as forbidden:
+        for entry in ("send", "recv", "done", "probe"):
+            forbidden.setattr(lane.transport, entry, lambda *_, entry=entry, **__: pytest.fail(f"{entry} was called"))
+        assert not lane.idle  # the answer leaves when rank 1 receives it
+    lanes.poll(3)
+    assert lane.idle
+
+    lanes.ask(lambda rank: reduce(rank, elements=20_000))
+    while not lane._in_flight:
+        lanes.poll()
+    others: list[bool] = []
+
+    def asked_meanwhile(in_flight: InFlight) -> bool:
+        if not others:
+            others.append(True)
+            others[0] = lane.idle
+        return bool(in_flight.operations())
+
+    monkeypatch.setattr(InFlight, "__bool__", asked_meanwhile)
+    assert (lane.idle, others) == (False, [False])
+
+
 def test_a_fault_inside_one_operation_fails_it_alone(monkeypatch):
     lanes = Lanes(1)
     bad, good = reduce(1, "bad"), reduce(2, "good")
@@ -249,7 +281,7 @@ def test_shutdown_fails_what_waits_and_says_so():
     lanes.named[0].progress()
     lanes.named[0].abandon()
     for handle in handles:
-        with pytest.raises(ShutDownError, match="synchronize every handle before shutdown"):
+        with pytest.raises(ShutDownError, match="synchronize every handle before it"):
             handle.result()
     assert lanes.named[0].idle
 
