@@ -6,11 +6,13 @@ type and shape, so that a receiver that expects something else says so and does 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import NamedTuple
 
 import numpy as np
 
+from horo_lite.arrays import item_bytes
 from horo_lite.engine.handles import Handle, Pending
 from horo_lite.errors import (
     ArgumentError,
@@ -118,7 +120,7 @@ class PointToPointLane:
         except PeerLostError:
             raise
         except Exception as error:  # noqa: BLE001  (belongs to whoever waits for it)
-            running.finished = True
+            running.close()
             handle.fail_from(error)
             return True
         if running.finished:
@@ -127,8 +129,10 @@ class PointToPointLane:
 
     def abandon(self, error: HorovodInternalError | None = None) -> None:
         """Fail everything that is under way."""
-        handles = [handle for line in self._lines.values() for _, handle in line]
-        handles += [entry[-1] for entry in self._submitted]
+        entries = [entry for line in self._lines.values() for entry in line]
+        for running, _ in entries:
+            running.close()
+        handles = [handle for _, handle in entries] + [entry[-1] for entry in self._submitted]
         self._lines.clear()
         self._submitted.clear()
         for handle in handles:
@@ -147,10 +151,13 @@ def _receiving(values: Array, expected: Envelope, peer: int, what: str) -> Sched
     header = np.empty(_HEADER_BYTES, np.uint8)
     yield Wait(((yield Recv(header, peer)),))
     sent = Envelope.unpacked(header)
-    if sent[:2] != expected[:2]:
+    fits = sent[:2] == expected[:2]
+    if not fits:
+        values = np.empty(math.prod(sent.shape) * item_bytes(sent.type_name), np.uint8)
+    yield Wait(((yield Recv(values, peer)),))  # whatever it is: the next message is behind it
+    if not fits:
         raise DisagreementError(
             f"{what}: expected {expected.type_name} {list(expected.shape)}, but {sent.type_name} "
             f"{list(sent.shape)} was sent"
         )
-    yield Wait(((yield Recv(values, peer)),))
     return sent

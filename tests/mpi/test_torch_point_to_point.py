@@ -49,12 +49,15 @@ def test_the_gradient_comes_back(hvd, device):
 
 
 @pytest.mark.ranks(2)
-def test_something_else_was_sent(hvd, device):
+@pytest.mark.parametrize("elements", [0, 4, 100_000])
+def test_something_else_was_sent_and_then_what_was_expected(hvd, device, elements):
     if hvd.rank() == 0:
-        hvd.send(torch.zeros(4, device=device), 1, tag=9)
+        hvd.send(torch.zeros(elements, device=device), 1, tag=9)
+        hvd.send(torch.ones(3, device=device), 1, tag=9)
     else:
-        with pytest.raises(hvd.DisagreementError, match=r"expected float32 \[3\], but float32 \[4\]"):
+        with pytest.raises(hvd.DisagreementError, match=rf"expected float32 \[3\], but float32 \[{elements}\]"):
             hvd.recv(torch.zeros(3, device=device), 0, tag=9)
+        assert hvd.recv(torch.zeros(3, device=device), 0, tag=9).tolist() == [1.0] * 3
     hvd.barrier()
     for wrong in (hvd.rank(), -1, 2):
         with pytest.raises(ValueError, match="expected another rank"):
