@@ -8,13 +8,16 @@ never poll at once. With nothing under way the communication thread sleeps witho
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horo_lite.engine.handles import Handle, Pending
 from horo_lite.engine.instruments import Instruments
+from horo_lite.engine.short_way import ShortWay
 from horo_lite.errors import OWN_FAULT, HorovodInternalError, PeerLostError, ShutDownError
 from horo_lite.interfaces import Array
 from horo_lite.transport.waiting import Backoff
@@ -65,7 +68,6 @@ class Engine:
         self.instruments = instruments or Instruments()
         self._lanes: list[Lane] = []
         self._lock = threading.Lock()
-        self._driver: int | None = None  # the thread that holds it in ``drive``
         self._work = threading.Event()
         self._spin_polls = spin_polls
         self._direct_polls = _DIRECT_POLLS if spin_polls else 0
@@ -162,24 +164,25 @@ class Engine:
                     "an operation that this thread waits for was still under way at shutdown(): end threads before it"
                 )
             if not self._lock.acquire(timeout=_OTHER_WAITER_S):
-                if self._driver == threading.get_ident():
+                if _interrupts_a_poll():
                     raise HorovodInternalError(
                         "a signal handler or a finalizer called a collective while its thread was waiting in another "
                         "one: let it set a flag, and look at that between two steps"
                     )
                 continue
-            self._driver = threading.get_ident()
             try:
-                while not (done() or self._closing):
-                    if self._progress():
-                        backoff.reset()
-                        continue
-                    backoff.pause()
+                self._poll_until(done, backoff)
             finally:
-                self._driver = None
                 self._lock.release()
         if not all(lane.idle for lane in self._lanes):
             self.wake()  # a message of ours may still be leaving, and others wait for it
+
+    def _poll_until(self, done: Callable[[], bool], backoff: Backoff) -> None:
+        while not (done() or self._closing):
+            if self._progress():
+                backoff.reset()
+                continue
+            backoff.pause()
 
     def forbid(self, reason: str) -> None:
         """In a forked child, which has the memory of a rank but none of its messages: whatever it asks for raises."""
@@ -242,3 +245,16 @@ class Engine:
                 backoff.reset()
             else:
                 backoff.pause()
+
+
+_HOLD_THE_LOCK = {
+    method.__code__ for method in (Engine._poll_until, Engine._progress, ShortWay.call, ShortWay.repeat)
+}
+
+
+def _interrupts_a_poll() -> bool:
+    """This thread holds the lock already: handlers and finalizers run on the stack of what they interrupt."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code not in _HOLD_THE_LOCK:
+        frame = frame.f_back
+    return frame is not None

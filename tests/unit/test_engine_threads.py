@@ -10,9 +10,11 @@ import pytest
 from horo_lite import functions as hvd
 from horo_lite.config import Config
 from horo_lite.engine import Engine, Handle
-from horo_lite.errors import ShutDownError
+from horo_lite.engine.operations import AllReduce
+from horo_lite.errors import HorovodInternalError, ShutDownError
 from horo_lite.gradients import GradientBuckets
-from tests.unit.worlds import Threads
+from horo_lite.interfaces import Reduction
+from tests.unit.worlds import Lanes, Threads
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -68,3 +70,35 @@ def test_close_ends_a_thread_that_waits_and_what_comes_later():
     thread.join(10)
     wait()
     assert len(errors) == 2
+
+
+@pytest.mark.parametrize("held_by", ["a call's short way", "poll", "wait"])
+def test_a_call_on_top_of_one_that_polls_in_the_same_thread_is_refused(held_by):
+    """As from a signal handler: what it waits for can't get on before it returns."""
+    engine = Engine(threaded=False)
+    lane = Lanes(1).named[0]
+    operation = AllReduce([np.ones(1)], "x", Reduction.SUM)
+    engine.add(lane)
+    errors: list[BaseException] = []
+
+    def interrupted(*_):
+        try:
+            engine.wait(Handle("saving"))
+        except HorovodInternalError as error:
+            errors.append(error)
+
+    operation.values = operation.result = interrupted
+
+    def main():
+        if held_by == "a call's short way":
+            engine.call(lane, AllReduce([np.ones(1)], "x", Reduction.SUM))  # from now on it is agreed on
+            engine.call(lane, operation)
+        else:
+            lane.submit(operation)
+            (engine.poll if held_by == "poll" else engine.wait)(operation.handle)
+
+    thread = threading.Thread(target=main, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert errors and "a signal handler or a finalizer called a collective" in str(errors[0])
+    engine.close()
