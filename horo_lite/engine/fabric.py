@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from horo_lite.arrays import ArrayKernel, kernel
+from horo_lite.arrays import ArrayKernel, item_bytes, kernel
 from horo_lite.collectives.partition import chunks, offsets_of
 from horo_lite.collectives.registry import algorithm
 from horo_lite.collectives.selection import AUTO, Table
@@ -28,7 +28,8 @@ from horo_lite.transport.topology import Topology
 from horo_lite.transport.waiting import is_crowded
 
 if TYPE_CHECKING:
-    from horo_lite.engine.operations.base import Operation, Signatures
+    from horo_lite.engine.coordinator import Agreement
+    from horo_lite.engine.operations.base import Operation
 
 _STAGING_BYTES = 3 << 20  # pieces of 1 MiB or a little more, so that what one rank writes another finds in a cache
 _LAID_OUT_BYTES = 4 << 20
@@ -89,7 +90,7 @@ class Fabric:
         crowded = is_crowded(topology.local_size)
         measures = self.size > 1 and config.algorithm == AUTO and (len(topology.nodes) > 1 or not crowded)
         self.table: Table | None = None if measures else Table()
-        self._choices: dict[tuple[object, ...], Choice] = {}
+        self._choice = functools.lru_cache(maxsize=1024)(self._choose)
 
     def allreduce(
         self,
@@ -106,23 +107,21 @@ class Fabric:
         Args:
             staged: False keeps away from the staging memory (for a schedule inside another one).
         """
-        lacking = self._lacking(buffer.nbytes, staged and isinstance(buffer, np.ndarray))
+        staged = staged and isinstance(buffer, np.ndarray)
+        lacking = self._lacking(buffer.nbytes, staged)
         if lacking is not None:
             again = functools.partial(
                 self.allreduce, buffer, type_name, reduction, prescale, postscale, device, staged
             )
             return self._after(lacking, lambda: again()[0]), True
-        key = (len(buffer), type_name, reduction, prescale, postscale, device, staged)
-        choice = self._choices.get(key)
-        if choice is None:
-            arithmetic = kernel(type_name, Reduction(reduction), self.size, prescale, postscale, device)
-            choice = self._choices[key] = self._choose(buffer, arithmetic, Reduction(reduction), staged)
-        schedule, arithmetic, exclusive = choice
+        schedule, arithmetic, exclusive = self._choice(
+            buffer.nbytes, type_name, reduction, prescale, postscale, device, staged
+        )
         if prescale != 1.0:
             return self._prescaled(buffer, arithmetic, schedule), exclusive
         return schedule(self.group, buffer, arithmetic), exclusive
 
-    def start(self, operation: Operation, signatures: Signatures) -> tuple[Schedule, bool]:
+    def start(self, operation: Operation, agreement: Agreement) -> tuple[Schedule, bool]:
         """An operation's schedule, and whether it must wait for those before it that must: called in the same order on
         every member.
 
@@ -130,8 +129,8 @@ class Fabric:
         """
         chooses = len(self.topology.nodes) > 1 or operation.signature.compression is not None
         if self.table is None and chooses and operation.chooses:
-            return self._after(self._find_table, lambda: operation.schedule(signatures, self)[0]), True
-        return operation.schedule(signatures, self)
+            return self._after(self._find_table, lambda: operation.schedule(agreement.signatures, self)[0]), True
+        return operation.schedule(agreement.signatures, self)
 
     def _lacking(self, nbytes: int, staged: bool) -> Callable[[], Schedule] | None:
         """The schedule that finds out what the algorithm for an all-reduce depends on, if no operation has yet."""
@@ -155,16 +154,16 @@ class Fabric:
         yield from schedule(self.group, buffer, arithmetic)
 
     def _choose(
-        self, buffer: Array, arithmetic: ArrayKernel, reduction: Reduction, staged: bool
+        self, nbytes: int, type_name: str, reduction: int, prescale: float, postscale: float, device: str, staged: bool
     ) -> Choice:
         """The algorithm for all-reduces like this one, made once."""
-        if reduction is Reduction.ADASUM:
+        arithmetic = kernel(type_name, Reduction(reduction), self.size, prescale, postscale, device)
+        if reduction == Reduction.ADASUM:
             return algorithm("adasum", "halving_doubling").schedule, arithmetic, False
-        staged = staged and isinstance(buffer, np.ndarray)
-        name = self._settled(buffer.nbytes, staged)
+        name = self._settled(nbytes, staged)
         if name is None:
-            name = self._algorithm("allreduce", buffer.nbytes, arithmetic.wide, staged)
-        return self._prepared(name, buffer, reduction), arithmetic, name == "shared"
+            name = self._algorithm("allreduce", nbytes, arithmetic.wide, staged)
+        return self._prepared(name, item_bytes(type_name), Reduction(reduction)), arithmetic, name == "shared"
 
     @property
     def settled_bytes(self) -> int:
@@ -179,14 +178,14 @@ class Fabric:
 
     def run(self, name: str, buffer: Array, arithmetic: ArrayKernel) -> Schedule:
         """A sum by this algorithm, whatever the table says."""
-        return self._prepared(name, buffer, Reduction.SUM)(self.group, buffer, arithmetic)
+        return self._prepared(name, buffer.itemsize, Reduction.SUM)(self.group, buffer, arithmetic)
 
-    def _prepared(self, name: str, buffer: Array, reduction: Reduction) -> Callable[..., Schedule]:
+    def _prepared(self, name: str, item_bytes: int, reduction: Reduction) -> Callable[..., Schedule]:
         """An all-reduce with everything but the group, the buffer and the kernel filled in."""
         if name == "shared":
             return self._shared_allreduce
         chosen = algorithm("allreduce", name)
-        context = {k: v for k, v in self._context(buffer, reduction).items() if k in chosen.takes}
+        context = {k: v for k, v in self._context(item_bytes, reduction).items() if k in chosen.takes}
         return functools.partial(chosen.schedule, **context)
 
     def _algorithm(self, operation: str, nbytes: int, wide: bool = False, staged: bool = False) -> str:
@@ -211,7 +210,7 @@ class Fabric:
         else:
             name = "pairwise" if arithmetic.wide else "ring"
             yield from algorithm("allreduce", name)(
-                group, buffer, arithmetic, segment_elements=self._segment_elements(buffer)
+                group, buffer, arithmetic, segment_elements=self._segment_elements(buffer.itemsize)
             )
 
     def _make_staging(self) -> Schedule:
@@ -272,7 +271,7 @@ class Fabric:
                 mine, type_name, reduction, prescale, postscale, device, staged=False
             )[0]
         chosen = algorithm("resident_allreduce", "hierarchical" if several_nodes else "flat")
-        context = {k: v for k, v in self._context(mine).items() if k in chosen.takes}
+        context = {k: v for k, v in self._context(mine.itemsize).items() if k in chosen.takes}
         shared_bytes = self.shared_bytes(mine)
 
         def reduce_in_place() -> Schedule:
@@ -308,19 +307,19 @@ class Fabric:
         if prescale != 1.0:
             arithmetic.prescale(buffer)
         chosen = algorithm("reduce_scatter", self._algorithm("reduce_scatter", buffer.nbytes, arithmetic.wide))
-        return chosen(self.group, buffer, counts, arithmetic, **self._context(buffer))
+        return chosen(self.group, buffer, counts, arithmetic, **self._context(buffer.itemsize))
 
     def allgather(self, own: Array, gathered: Array, counts: Sequence[int]) -> Schedule:
         """All members' arrays, member i's with ``counts[i]`` elements, one after the other into ``gathered``."""
         start = sum(counts[: self.group.index])
         gathered[start : start + len(own)] = own
         name = self._algorithm("allgather", gathered.nbytes)
-        return algorithm("allgather", name)(self.group, gathered, counts, **self._context(gathered))
+        return algorithm("allgather", name)(self.group, gathered, counts, **self._context(gathered.itemsize))
 
     def broadcast(self, buffer: Array, root: int) -> Schedule:
         """Member ``root``'s buffer into everyone's."""
         name = self._algorithm("broadcast", buffer.nbytes)
-        return algorithm("broadcast", name)(self.group, buffer, root, **self._context(buffer))
+        return algorithm("broadcast", name)(self.group, buffer, root, **self._context(buffer.itemsize))
 
     def alltoall(
         self, outgoing: Array, sent: Sequence[int], incoming: Array, received: Sequence[int]
@@ -329,13 +328,12 @@ class Fabric:
         parts = chunks(outgoing, offsets_of(sent)), chunks(incoming, offsets_of(received))
         return algorithm("alltoall", "pairwise")(self.group, *parts)
 
-    def _context(self, buffer: Array, reduction: Reduction = Reduction.SUM) -> dict[str, object]:
+    def _context(self, item_bytes: int, reduction: Reduction = Reduction.SUM) -> dict[str, object]:
         return {
-            "segment_elements": self._segment_elements(buffer),
+            "segment_elements": self._segment_elements(item_bytes),
             "nodes": self.topology.nodes,
             "reduction": reduction,
         }
 
-    def _segment_elements(self, buffer: Array) -> int:
-        item_bytes = max(1, buffer.nbytes // max(1, len(buffer)))
+    def _segment_elements(self, item_bytes: int) -> int:
         return max(1, self._config.segment_bytes // item_bytes)

@@ -32,16 +32,13 @@ class InFlight:
         return bool(self._running or self._exclusive)
 
     def operations(self) -> list[Operation]:
-        """All of them."""
-        return [operation for _, operation in [*self._running, *self._exclusive]]
+        """All that have not ended."""
+        entries = [*self._running, *self._exclusive]
+        return [operation for _, operation in entries if not operation.handle.finished]
 
     def begin(self, schedule: Schedule) -> Running:
         """The schedule of an operation that may start; whoever begins it advances it, or leaves that to ``add``."""
         return Running(schedule, self._transport, FIRST_DATA_TAG + next(self._started) % self._tags)
-
-    def skip(self) -> None:
-        """An operation has failed here before it began: the other members use up a tag for it."""
-        next(self._started)
 
     def add(self, running: Running, operation: Operation, exclusive: bool = False) -> bool:
         """Let what was begun go on with ``progress``. False for an exclusive one with others before it."""

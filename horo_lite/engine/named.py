@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +28,9 @@ from horo_lite.engine.tuning import describe
 from horo_lite.errors import ArgumentError, DisagreementError, HorovodInternalError, ShutDownError
 from horo_lite.interfaces import Schedule, Transport
 from horo_lite.transport.driver import Running
+
+Prepare: TypeAlias = Callable[[Operation, Agreement], tuple[Schedule, bool]]
+"""What makes an operation's schedule, and says whether it is exclusive (``InFlight``)."""
 
 
 class NamedLane:
@@ -248,24 +253,28 @@ class NamedLane:
         timeline = self._fabric.instruments.timeline
         if timeline is not None:
             timeline.begin(operation.handle.name, operation.signature.kind.upper())
-        try:
-            if laid_out:
-                schedule, exclusive = self.short_way.granted_late(operation, agreement), False
-            else:
-                schedule, exclusive = self._fabric.start(operation, agreement.signatures)
-        except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
-            self._in_flight.skip()
-            operation.handle.fail_from(error)
-            return
-        running = self.begin(schedule)
-        if self.take_over(running, operation, exclusive):
+        prepare = self.short_way.granted if laid_out else self._fabric.start
+        running, may_go_on = self._begin(operation, agreement, prepare)
+        if may_go_on:
             self._in_flight.advance(running, operation)
 
-    def carry_out(self, schedule: Schedule, exclusive: bool, operation: Operation, polls: int) -> None:
+    def carry_out(self, operation: Operation, agreement: Agreement, prepare: Prepare, polls: int) -> None:
         """Start an operation while nothing else is under way, and stay with it for some polls."""
-        running = self.begin(schedule)
-        self.take_over(running, operation, exclusive)
+        running, _ = self._begin(operation, agreement, prepare)
         self._in_flight.stay(running, operation, polls)
+
+    def _begin(self, operation: Operation, agreement: Agreement, prepare: Prepare) -> tuple[Running, bool]:
+        """Begin an operation; one that this rank can't do fails in its turn, like one that fails midway.
+
+        Returns:
+            it, and whether it may go on at once.
+        """
+        try:
+            schedule, exclusive = prepare(operation, agreement)
+        except Exception as error:  # noqa: BLE001  (whoever waits for it gets it)
+            schedule, exclusive = _failing(error), False
+        running = self.begin(schedule)
+        return running, self.take_over(running, operation, exclusive)
 
     def begin(self, schedule: Schedule) -> Running:
         """The schedule of an operation that may start: whoever begins it advances it, or lets the lane take it over."""
@@ -276,3 +285,8 @@ class NamedLane:
         may_go_on = self._in_flight.add(running, operation, exclusive)
         self.stir()
         return may_go_on
+
+
+def _failing(error: Exception) -> Schedule:
+    raise error
+    yield

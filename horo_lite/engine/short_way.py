@@ -92,11 +92,8 @@ class ShortWay:
         header = known.numbered(operation.key.counter)
         result = self._exchange(known, header, values, lambda: operation, polls)
         if result is None:
-            if isinstance(known, LaidOut):
-                schedule, exclusive = self._reduce(known, values, operation.target(self._fabric)), False
-            else:
-                schedule, exclusive = self._fabric.start(operation, agreement.signatures)
-            self._lane.carry_out(schedule, exclusive, operation, polls)
+            prepare = self.granted if isinstance(known, LaidOut) else self._fabric.start
+            self._lane.carry_out(operation, agreement, prepare, polls)
         elif result is not operation:
             operation.target(self._fabric)[:] = result
             operation.handle.succeed(operation.result())
@@ -148,10 +145,10 @@ class ShortWay:
         self._count(known)
         return True
 
-    def granted_late(self, operation: Operation, agreement: Agreement) -> Schedule:
-        """The rest of an operation that was laid out here, and of which the lane has read that everyone's was."""
+    def granted(self, operation: Operation, agreement: Agreement) -> tuple[Schedule, bool]:
+        """The rest of an operation that was laid out here, once everyone's was; not exclusive."""
         known = cast("LaidOut", self._by_number[agreement.number])
-        return self._reduce(known, operation.values(), operation.target(self._fabric))
+        return self._reduce(known, operation.values(), operation.target(self._fabric)), False
 
     def _go_on(
         self, known: PreparedAllReduce, values: Array, target: Array, make: Callable[[], Operation], polls: int
@@ -159,8 +156,7 @@ class ShortWay:
         """What ``repeat`` does when the operation may start. Returns as it does."""
         if not isinstance(known, LaidOut):
             operation = make()
-            schedule, exclusive = self._fabric.start(operation, known.agreement.signatures)
-            self._lane.carry_out(schedule, exclusive, operation, polls)
+            self._lane.carry_out(operation, known.agreement, self._fabric.start, polls)
             return operation.handle
         running = self._lane.begin(self._reduce(known, values, target))
         while polls and not running.finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 import threading
 
@@ -273,6 +274,51 @@ def test_a_fault_inside_one_operation_fails_it_alone(monkeypatch):
     assert isinstance(error, HorovodInternalError)
     assert "'bad' failed on this rank: ZeroDivisionError" in str(error)
     assert result.tolist() == [2.0] * 3
+
+
+def test_what_cannot_begin_on_one_rank_uses_up_its_place_there(monkeypatch):
+    """Without memory for its output, say: messages of later operations are told apart by counting those begun."""
+    lanes = Lanes(2)
+
+    def make(rank: int) -> Broadcast:
+        return Broadcast(np.full(3, float(rank)), "b", 1)
+
+    lanes.finish(*lanes.ask(make))
+    for short in (False, True):
+        good, bad = make(1), make(0)
+        monkeypatch.setattr(bad, "schedule", lambda *_: bytearray(1 << 62))
+        for rank, operation in ((1, good), (0, bad)):
+            if not (short and lanes.named[rank].short_way.call(operation, 3)):
+                lanes.named[rank].submit(operation)
+        assert "'b' failed on this rank: MemoryError" in str(lanes.finish(bad.handle)[0])
+        for result in lanes.finish(*lanes.ask(lambda rank: reduce(rank + 1, "next", elements=4000))):
+            assert result.tolist() == [3.0] * 4000
+
+
+def test_what_is_finished_stays_so_when_the_others_are_given_up(monkeypatch):
+    lane = Lanes(1).named[0]
+    good, bad = reduce(2, "good"), reduce(1, "bad")
+    lost = PeerLostError("gone")
+    monkeypatch.setattr(bad, "result", lambda: (_ for _ in ()).throw(lost))
+    for operation in (good, bad):
+        lane.submit(operation)
+    with pytest.raises(PeerLostError):
+        lane.progress()
+    assert [pending.name for pending in lane.pending()] == ["bad"]
+    lane.abandon(lost)
+    assert good.handle.result().tolist() == [2.0] * 3
+    assert bad.handle.error is lost
+
+
+def test_what_is_kept_of_all_reduces_does_not_grow_with_their_lengths_and_factors():
+    fabric = Lanes(1).named[0]._fabric
+    kept = []
+    for half in range(2):
+        for k in range(half * 1500, half * 1500 + 1500):
+            fabric.allreduce(np.ones(k), "float64", Reduction.SUM, postscale=1.0 + k)
+        gc.collect()
+        kept.append(len(gc.get_objects()))
+    assert kept[1] < kept[0] + 100
 
 
 def test_shutdown_fails_what_waits_and_says_so():
