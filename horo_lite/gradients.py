@@ -18,6 +18,7 @@ from horo_lite.buckets import Bucket, BucketPlan, BucketProgress, GradientSpec, 
 from horo_lite.compression import Frozen, resolve
 from horo_lite.context import current
 from horo_lite.engine.agree import agree_on_plan, gather_bytes, refuse_plan
+from horo_lite.engine.agreement import description
 from horo_lite.engine.compressed import check_reduces
 from horo_lite.engine.memory import BucketMemory, keep_freed, private_memory, shared_memory
 from horo_lite.engine.overlap import OverlapChoice, core_is_free
@@ -141,7 +142,7 @@ class GradientBuckets:
         settings = {
             "op": self._op.name.title(),
             "scale factors": str(self._scales),
-            "compression": repr(self._compressors and self._compressors[:1]),
+            "compression": description(self._compressors and self._compressors[:1]),
             "device": self._device.split(":")[0],
             **{name: str(value) for name, value in alike.items()},
         }

@@ -12,7 +12,28 @@ from typing import Any, NamedTuple
 from horo_lite.interfaces import Compressor, Reduction
 
 Shape = tuple[int, ...]
-_LOCAL = re.compile(r"[\w.]*<locals>\.")  # a class that travelled by value has lost where it was defined
+_OWN = re.compile(r"[\w.]*<locals>\.| at 0x[0-9a-fA-F]+")  # lost by a class that travels by value; of one process
+
+
+class Described:
+    """A compressor, compared by what it says of itself: a user's own may know neither equality nor hash."""
+
+    __slots__ = ("compressor", "text")
+
+    def __init__(self, compressor: Compressor) -> None:
+        self.compressor = compressor
+        self.text = description(compressor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Described) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def description(compressor: object) -> str:
+    """What compressors, or lists of them, say of themselves on every rank alike."""
+    return _OWN.sub("", repr(compressor))
 
 
 class Signature(NamedTuple):
@@ -26,7 +47,7 @@ class Signature(NamedTuple):
     root: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
-    compression: Compressor | None = None
+    compression: Described | None = None
     splits: tuple[int, ...] | None = None  # each rank's own, no agreement needed
     fault: str = ""  # why this rank cannot take part, so that the others hear of it
 
@@ -72,7 +93,7 @@ _COMPARED: list[tuple[str, Callable[[Signature], Any]]] = [
     ("root ranks", lambda s: s.root),
     ("prescale factors", lambda s: s.prescale),
     ("postscale factors", lambda s: s.postscale),
-    ("compressors", lambda s: _LOCAL.sub("", repr(s.compression))),
+    ("compressors", lambda s: None if s.compression is None else s.compression.text),
 ]
 
 

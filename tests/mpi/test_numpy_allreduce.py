@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from horo_lite.compression import Compression
+from horo_lite.gradients import GradientBuckets
+from horo_lite.interfaces import Reduced, SumRequest
 
 INTEGERS = ("uint8", "int8", "uint16", "int16", "int32", "int64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -258,6 +261,57 @@ def test_casts_give_every_reduction(hvd, compression, name):
 
 
 @pytest.mark.ranks(3)
+class Plain:
+    """A compressor of a user's own: compared by address, with an address in its description."""
+
+    def reduce(self, gradients, states, group):
+        means = []
+        for gradient in gradients:
+            means.append((yield SumRequest(gradient, 1 / group.size)))
+        return Reduced(means, gradients)
+
+
+class Bound(Plain):
+    def bind(self, parameters):
+        return Bound()
+
+
+@dataclasses.dataclass
+class Listed(Plain):
+    """Has no hash, and can't be compared."""
+
+    sizes: np.ndarray
+
+
+class Halves:
+    """In Horovod's manner."""
+
+    __hash__ = None
+
+    def compress(self, tensor):
+        return tensor / 2, None
+
+    def decompress(self, tensor, _):
+        return tensor * 2
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("make", [Plain, Bound, lambda: Listed(np.arange(3)), Halves])
+def test_whatever_a_compressor_is_ranks_agree_on_it(hvd, make, wrapped):
+    own = Compression.min_size(make(), 2) if wrapped else make()
+    for _ in range(3):
+        x = np.full(4, hvd.rank() + 1.0)
+        handle = hvd.allreduce_async(np.ones(2), name="plain", op=hvd.Sum)
+        assert hvd.allreduce(x, name="own", compression=own).tolist() == [(hvd.size() + 1) / 2] * 4
+        assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
+    buckets = GradientBuckets([("w", (4,), "float32")], compression=own)
+    buckets.views[0][:] = hvd.rank() + 1
+    buckets.ready(0)
+    assert buckets.finish() == [True]
+    assert buckets.views[0].tolist() == [(hvd.size() + 1) / 2] * 4
+
+
 @pytest.mark.parametrize("compression", ["int8", "topk", "powersgd", "sign"])
 def test_what_gives_a_mean_gives_no_other_reduction(hvd, compression):
     compression = getattr(Compression, compression)

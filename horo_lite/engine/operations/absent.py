@@ -56,7 +56,7 @@ def _absent_allreduce(s: Signature) -> Operation:
     tensors = [_blank(s, i) for i in range(len(s.shapes))]
     return AllReduce(
         tensors, "", Reduction(s.reduction), s.prescale, s.postscale, grouped=True, in_place=True,
-        compressor=s.compression, states=[{} for _ in tensors],
+        compressor=None if s.compression is None else s.compression.compressor, states=[{} for _ in tensors],
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from horo_lite.arrays import Flat, check_supported, is_torch
 from horo_lite.arrays.types import FLOATS
 from horo_lite.compression import Cast
-from horo_lite.engine.agreement import Signature
+from horo_lite.engine.agreement import Described, Signature
 from horo_lite.engine.compressed import cast_reduced, check_reduces, compressed
 from horo_lite.engine.fabric import Fabric
 from horo_lite.engine.operations.base import Operation, Signatures, described, new_tensor
@@ -60,9 +60,9 @@ class AllReduce(Operation):
             _check_supported(type_, reduction, prescale, postscale)
         check_reduces(compressor, reduction)
         self._sources = [Flat(tensor, in_place) for tensor in tensors]
+        offered = None if compressor is None else Described(compressor)
         super().__init__(
-            name,
-            Signature(self.kind, types, shapes, device, reduction, -1, prescale, postscale, compressor),
+            name, Signature(self.kind, types, shapes, device, reduction, -1, prescale, postscale, offered)
         )
 
     def values(self) -> Array | None:
