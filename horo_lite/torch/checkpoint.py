@@ -172,8 +172,9 @@ def _give_rank_own(optimizer: torch.optim.Optimizer, rank_states: list[dict[int,
     same_size = len(rank_states) == current().size
     mine = rank_states[current().rank] if same_size else _mean(rank_states)
     for number, values in mine.items():
+        own, device = optimizer.state[parameters[number]], parameters[number].device
         for key, value in values.items():
-            optimizer.state[parameters[number]][key] = value.clone() if isinstance(value, torch.Tensor) else value
+            own[key] = value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def _mean(rank_states: list[dict[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:

@@ -8,6 +8,7 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
+checkpoint = pytest.importorskip("horo_lite.torch.checkpoint")
 
 
 def parts(hvd, *sizes):
@@ -112,6 +113,15 @@ def test_a_checkpoint_that_cannot_be_written_or_read(hvd, device, folder):
     hvd.save_checkpoint(os.path.join(folder, "weights.pt"), model)
     with pytest.raises(hvd.HorovodInternalError, match="saved without optimizer"):
         hvd.load_checkpoint(os.path.join(folder, "weights.pt"), model, optimizer)
+
+
+@pytest.mark.ranks(1)
+def test_residuals_come_back_to_their_parameters_device(hvd):
+    """A checkpoint is read into host memory; "meta" stands for a GPU."""
+    parameter = torch.nn.Parameter(torch.empty(3, device="meta"))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    checkpoint._give_rank_own(optimizer, [{0: {"residual": torch.ones(3)}}])
+    assert optimizer.state[parameter]["residual"].device == parameter.device
 
 
 @pytest.mark.ranks(2)
