@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horo_lite import functions
-from horo_lite.context import current
 from horo_lite.errors import ArgumentError, DisagreementError
 from horo_lite.functions import Average, reduction_of
 from horo_lite.gradients import GradientBuckets
@@ -75,12 +74,12 @@ class ExchangeOptions:
     @property
     def takes_part(self) -> bool:
         """False on ranks outside the process set."""
-        return self.process_set.process_set_id == 0 or self.process_set.included()
+        return self.process_set.included()
 
     @property
     def size(self) -> int:
         """The number of ranks that take part."""
-        return current().size if self.process_set.process_set_id == 0 else self.process_set.size()
+        return self.process_set.size()
 
     def buckets(
         self, parameters: Sequence[ParameterSpec], variables: Sequence[Any], device: str = "cpu"

@@ -27,7 +27,7 @@ def broadcast_variables(
     Raises:
         DisagreementError: ranks have different variables; on every rank, with the first that differs.
     """
-    if process_set.process_set_id != 0 and not process_set.included():
+    if not process_set.included():
         return
     variables = list(variables)
     arrays = [np.asarray(bridge().to_array(variable), order="C") for variable in variables]

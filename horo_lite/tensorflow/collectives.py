@@ -185,15 +185,11 @@ def _allreduce_slices(
             f"op={op.name.title()} of tf.IndexedSlices: only Average and Sum are possible; "
             "use tf.convert_to_tensor(slices), or sparse_as_dense=True in an optimizer"
         )
-    factor = prescale * postscale / (_size(process_set) if op is Average else 1)
+    factor = prescale * postscale / (process_set.size() if op is Average else 1)
     values, indices = grouped_allgather([slices.values, slices.indices], name=name, process_set=process_set)
     if factor != 1.0:
         values = values * tf.cast(factor, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-
-def _size(process_set: ProcessSet) -> int:
-    return current().size if process_set.process_set_id == 0 else process_set.size()
 
 
 # --- allgather ---------------------------------------------------------------------------------------------------
@@ -381,7 +377,7 @@ def grouped_reducescatter(
         return exchange(inputs, start, functions.synchronize, scattered, "reducescatter")
 
     def backward(*gradients: tf.Tensor) -> list[tf.Tensor]:
-        factor = prescale_factor * postscale_factor * (_size(process_set) if op == Sum else 1)
+        factor = prescale_factor * postscale_factor * (process_set.size() if op == Sum else 1)
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
         return grouped_allgather(scaled, _gradient_name(label), process_set=process_set)
 

@@ -35,7 +35,7 @@ class EarlyStoppingAgreementCallback(Callback):
         self._process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._process_set.process_set_id != 0 and not self._process_set.included():
+        if not self._process_set.included():
             return
         own = np.array([bool(self.model.stop_training)], np.uint8)
         agreed = functions.allreduce(own, op=self._op, name="stop_training", process_set=self._process_set)
@@ -101,7 +101,7 @@ def check_consistency(variables: list[Any], process_set: ProcessSet = global_pro
     Raises:
         DisagreementError: they differ; on every rank, with the first that does.
     """
-    if process_set.process_set_id != 0 and not process_set.included():
+    if not process_set.included():
         return
     own = [
         (

@@ -52,7 +52,7 @@ class MetricAverageCallback(Callback):
             self._validation_samples = self._samples()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if logs is None or not self._takes_part():
+        if logs is None or not self._process_set.included():
             return
         own = {name: float(value) for name, value in logs.items() if _is_number(value)}
         everyone = functions.allgather_object(sorted(own), "metrics.names", self._process_set)
@@ -70,9 +70,6 @@ class MetricAverageCallback(Callback):
         for name, total, weight in zip(common, *sums, strict=True):
             if weight > 0:
                 logs[name] = float(total / weight)
-
-    def _takes_part(self) -> bool:
-        return self._process_set.process_set_id == 0 or self._process_set.included()
 
     def _weight(self, name: str) -> float:
         if not self._weighted:
