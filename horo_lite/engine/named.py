@@ -38,10 +38,12 @@ class NamedLane:
 
     Args:
         fabric: the process set's transport, layout and choice of algorithms.
+        wake: lets another thread poll this lane, where a caller leaves something under way.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, wake: Callable[[], None] = lambda: None) -> None:
         self._fabric = fabric
+        self.wake = wake
         self.transport: Transport = fabric.transport
         self._coordinator = Coordinator(fabric.ranks) if self.transport.rank == 0 else None
         self._submitted: deque[Operation] = deque()

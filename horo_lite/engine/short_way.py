@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from horo_lite.engine.named import NamedLane
 
 _CAPACITY = 1024
+_LEAVING_POLLS = 100  # about 0.1 ms: longer than a message takes to a rank that waits for it
 
 
 class ShortWay:
@@ -299,6 +300,17 @@ class ShortWay:
             self._mailbox.post(nbytes, member)
         if self._mailbox.posting:
             self._lane.stir()
+            if self._coordinator is not None:
+                self._see_off()
+
+    def _see_off(self) -> None:
+        """The others wait for the answer, which may leave only with polls, and the caller is about to do other work."""
+        polls = _LEAVING_POLLS
+        while self._mailbox.posting and polls:
+            self._mailbox.flush()
+            polls -= 1
+        if polls == 0:
+            self._lane.wake()
 
     def _hand_over(self, received: tuple[int, int] | None) -> None:
         """Let the lane read what was not expected here."""

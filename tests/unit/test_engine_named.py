@@ -264,6 +264,19 @@ def test_any_thread_may_ask_whether_a_lane_is_idle(monkeypatch):
     assert (lane.idle, others) == (False, [False])
 
 
+@pytest.mark.parametrize(("elements", "woken"), [(3, []), (4000, [0])])
+def test_an_answer_that_has_not_left_is_looked_after_when_the_caller_has_gone(elements, woken):
+    """MPI sends what is not short only while the sender polls, or the receiver would wait for the next call here."""
+    lanes = Lanes(2)
+    lanes.finish(*lanes.ask(lambda rank: reduce(rank, elements=elements)))
+    operations = [reduce(rank, elements=elements) for rank in range(2)]
+    for rank in (1, 0):
+        assert lanes.named[rank].short_way.call(operations[rank], 3)
+    assert operations[0].handle.finished
+    assert lanes.woken == woken
+    assert lanes.finish(operations[1].handle)[0].tolist() == [1.0] * elements
+
+
 def test_a_fault_inside_one_operation_fails_it_alone(monkeypatch):
     lanes = Lanes(1)
     bad, good = reduce(1, "bad"), reduce(2, "good")

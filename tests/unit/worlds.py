@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,13 +37,15 @@ class Lanes:
         self.network = LoopbackNetwork(size, seed=seed)
         self.named: list[NamedLane] = []
         self.planned: list[PlannedLane] = []
+        self.woken: list[int] = []
+        """Ranks that have asked for another thread to poll."""
         numbers = tuple(ranks or range(size))
         for rank in range(size):
             endpoint = self.network.endpoint(rank)
             named, planned = endpoint.subgroup(range(size)), endpoint.subgroup(range(size))
             topology = Topology(rank, tuple(tuple(range(node, size, nodes)) for node in range(nodes)))
             shared = numbers, topology, config or Config(shared_memory=False), Instruments()
-            self.named.append(NamedLane(Fabric(named, *shared)))
+            self.named.append(NamedLane(Fabric(named, *shared), functools.partial(self.woken.append, rank)))
             self.planned.append(PlannedLane(Fabric(planned, *shared, staged=False)))
 
     def poll(self, rounds: int = 1) -> None:
