@@ -124,8 +124,8 @@ class ProcessSetTable:
     def _join(self, ranks: tuple[int, ...], named: Transport, planned: Transport) -> Member:
         """This rank's part of a set that it is a member of, with a message space for each lane."""
         shared = ranks, self._world.topology.within(ranks), self._config, self._instruments
-        lane = NamedLane(Fabric(named, *shared), self._engine.wake)
-        member = Member(ranks, self._world.rank, lane, PlannedLane(Fabric(planned, *shared, staged=False)))
+        own = NamedLane(Fabric(named, *shared), self._engine.wake)
+        member = Member(ranks, self._world.rank, own, PlannedLane(Fabric(planned, *shared, staged=False)))
         for lane in member.lanes:
             self._engine.add(lane)
         return member
