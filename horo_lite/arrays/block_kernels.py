@@ -41,7 +41,6 @@ class BlockKernel:
         self._postscale_factor = postscale
         self._operation = backend.operation(name, reduction)
         self._prepare()
-        self.prescales = prescale != 1.0 and not self.wide
 
     def _prepare(self) -> None:
         """What can be done once: the functions that scale a block."""
@@ -68,7 +67,7 @@ class BlockKernel:
 
     @_quiet
     def prescale(self, buffer: Array) -> None:
-        if not self.prescales or self._prescale is None:
+        if self.wide or self._prescale is None:
             return
         step = self._backend.block_elements
         for start in range(0, len(buffer), step):

@@ -35,13 +35,10 @@ _AND_OR = (Reduction.SUM, Reduction.MAX, Reduction.PRODUCT, Reduction.MIN)
 class ArrayKernel(Kernel, Protocol):
     """A kernel as the engine sees it: schedules need no ``prescale``."""
 
-    prescales: bool
-    """True where ``prescale`` must be called; a wide kernel scales its inputs while it combines."""
-
     def prescale(self, buffer: Array) -> None:
         """Multiply a rank's own input by the prescale factor, in place, before its schedule starts.
 
-        Does nothing where the factor is 1 or the kernel is wide.
+        Does nothing where the factor is 1, or the kernel is wide and so scales its inputs while it combines.
         """
         ...
 

@@ -125,14 +125,3 @@ class Coordinator:
         return (
             f"tensor {str(key)!r}: rank {root} is its root but has called join(): it has nothing to send"
         )
-
-    @property
-    def waiting(self) -> dict[Key, list[int]]:
-        """The operations not yet decided, with the global ranks that have not asked for them."""
-        return {
-            key: [
-                rank for member, rank in enumerate(self._ranks)
-                if member not in members and member not in self._joined
-            ]
-            for key, members in self._table.items()
-        }

@@ -240,8 +240,7 @@ class NamedLane:
         if timeline is not None:
             timeline.end(str(verdict.key))
         if agreement is not None:
-            if agreement.number is not None and agreement.number not in self._cache:
-                self._cache.remember(agreement, agreement.number)
+            self._cache.remember(agreement)
             self._start(operation or stand_in(agreement.signatures), agreement, laid_out)
         elif operation is None:
             return

@@ -36,8 +36,11 @@ class ResponseCache:
         """What a message calls by this number."""
         return self._by_number[number]
 
-    def remember(self, agreement: Agreement, number: int) -> None:
-        """Keep an agreement; all members do so at the same verdict. The oldest ones make room."""
+    def remember(self, agreement: Agreement) -> None:
+        """Keep an agreement that is numbered and new; all members do so at the same verdict. The oldest make room."""
+        number = agreement.number
+        if number is None or number in self._by_number:
+            return
         self._by_number[number] = agreement
         self._by_signature[agreement.name, agreement.signatures[self._member]] = agreement
         if len(self._by_signature) > _CAPACITY:

@@ -23,7 +23,7 @@ def test_an_operation_starts_when_all_have_asked_in_any_order():
         assert verdict.key == A
         assert verdict.error is None
         assert list(verdict.agreement.signatures) == [0, 1, 2]
-        assert coordinator.waiting == {}
+        assert coordinator.ask(order[2], A, ONE) == []  # the next one of this name
 
 
 def test_operations_are_matched_by_name_and_number():
@@ -34,15 +34,7 @@ def test_operations_are_matched_by_name_and_number():
     assert coordinator.ask(1, Key("noname", 1), ONE) == []
     assert [verdict.key for verdict in coordinator.ask(0, B, ONE)] == [B]
     assert [verdict.key for verdict in coordinator.ask(1, A, ONE)] == [A]
-    assert set(coordinator.waiting) == {Key("noname", 0), Key("noname", 1)}
-
-
-def test_what_waits_names_the_missing_by_their_global_ranks():
-    coordinator = Coordinator((3, 5, 8))
-    coordinator.ask(1, A, ONE)
-    assert coordinator.waiting == {A: [3, 8]}
-    coordinator.ask(2, JOIN, Signature("join"))
-    assert coordinator.waiting == {A: [3]}
+    assert [verdict.key for verdict in coordinator.ask(1, Key("noname", 0), ONE)] == [Key("noname", 0)]
 
 
 def agreed(coordinator: Coordinator, key: Key, *signatures: Signature):
@@ -111,7 +103,7 @@ def test_what_was_asked_for_before_joining_takes_place_before_joining_ends():
     first, second = coordinator.ask(0, JOIN, Signature("join"))
     assert (first.key, list(first.agreement.signatures)) == (A, [1])
     assert (second.key, second.last_joined) == (JOIN, 0)
-    assert coordinator.waiting == {}
+    assert coordinator.ask(1, A, ONE) == []  # the next one of this name
 
 
 def test_a_joined_root_has_nothing_to_broadcast():
