@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
+import shlex
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -35,6 +36,8 @@ class Job:
     """How many hosts that is."""
     interface: str | None = None
     """The network interface between hosts."""
+    ssh: Sequence[str] = ()
+    """Options for the ssh that reaches them."""
     output_folder: str | None = None
     """Each rank's output goes into files there, and not to the terminal."""
     forwarded: Sequence[str] = ()
@@ -67,6 +70,8 @@ class Launcher(abc.ABC):
     program: ClassVar[tuple[str, ...]] = ("mpirun",)
     banner: ClassVar[str]
     """What ``program --version`` prints."""
+    ssh_variable: ClassVar[str] = ""
+    """Where it looks for options of ssh."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -77,7 +82,7 @@ class Launcher(abc.ABC):
 
     def environment(self, job: Job) -> dict[str, str]:
         """Variables that the launcher or its library reads; the caller's own values win."""
-        return {}
+        return {self.ssh_variable: shlex.join(job.ssh)} if job.ssh and self.ssh_variable else {}
 
 
 class Hydra(Launcher):
@@ -87,6 +92,7 @@ class Hydra(Launcher):
     library: ClassVar[tuple[str, ...]] = ("MPICH", "MVAPICH")
     program: ClassVar[tuple[str, ...]] = ("mpiexec.hydra", "mpirun", "mpirun.mpich")
     banner = "HYDRA build details"
+    ssh_variable = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
     def command(self, job: Job) -> list[str]:
         binding = ["-bind-to", f"core:{job.cores_per_rank}"] if job.bound else []
@@ -109,6 +115,7 @@ class IntelMPI(Hydra):
     library = ("Intel(R) MPI",)
     program = ("mpiexec.hydra", "mpirun")
     banner = "Intel(R) MPI Library"
+    ssh_variable = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
 
     def command(self, job: Job) -> list[str]:
         hosts = []
@@ -119,7 +126,8 @@ class IntelMPI(Hydra):
     def environment(self, job: Job) -> dict[str, str]:
         folder = os.path.dirname(self.path)
         pinning = {"I_MPI_PIN_DOMAIN": f"{job.cores_per_rank}:compact"} if job.bound else {"I_MPI_PIN": "0"}
-        return {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}", **pinning}
+        path = {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+        return super().environment(job) | path | pinning
 
 
 class OpenMPI(Launcher):
@@ -129,6 +137,7 @@ class OpenMPI(Launcher):
     library = ("Open MPI v5", "Open MPI v6")
     program = ("mpirun", "mpirun.openmpi")
     banner = "(Open MPI) 5"
+    ssh_variable = "PRTE_MCA_plm_ssh_args"
 
     def command(self, job: Job) -> list[str]:
         return [
@@ -150,7 +159,7 @@ class OpenMPI(Launcher):
     def environment(self, job: Job) -> dict[str, str]:
         # osc/ucx prints a line of noise on every shared window; yielding keeps an oversubscribed machine responsive.
         waiting = {"OMPI_MCA_mpi_yield_when_idle": "1"} if job.oversubscribed else {}
-        return {"OMPI_MCA_osc": "^ucx", **waiting}
+        return super().environment(job) | {"OMPI_MCA_osc": "^ucx"} | waiting
 
     def _root(self) -> list[str]:
         return ["--allow-run-as-root"] if machine.is_root() else []
@@ -171,6 +180,7 @@ class OpenMPI4(OpenMPI):
 
     library = ("Open MPI v4", "Open MPI v3")
     banner = "(Open MPI) 4"
+    ssh_variable = "OMPI_MCA_plm_rsh_args"
 
     def _tags(self, job: Job) -> list[str]:
         if job.output_folder:

@@ -69,6 +69,8 @@ def child_environment(launcher: launchers.Launcher, job: launchers.Job, horovod:
               help="The same, one host a line: `host slots=N` or `host:N`.")
 @click.option("--network-interface", "--network-interfaces", "interface", metavar="NAME",
               help="The network interface between hosts.")
+@click.option("-p", "--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="Where ssh listens on the hosts.")
+@click.option("-i", "--ssh-identity-file", metavar="FILE", help="The key for ssh.")
 @click.option("--launcher", "name", metavar="NAME",
               help="mpich, intelmpi, openmpi or slurm; by default the one that belongs to the installed MPI library.")
 @click.option("--bind/--no-bind", default=False, help="Pin each rank to its share of the cores (default: no binding).")
@@ -89,7 +91,8 @@ def child_environment(launcher: launchers.Launcher, job: launchers.Job, horovod:
 def run(
     ranks: int | None, hosts: str | None, hostfile: Path | None, interface: str | None, name: str | None, bind: bool,
     tag: bool, output_folder: str | None, timeout_s: float | None, max_restarts: int, horovod: bool,
-    launcher_args: str, dry_run: bool, verbose: bool, command: tuple[str, ...], **horovods: Any,
+    launcher_args: str, dry_run: bool, verbose: bool, command: tuple[str, ...], ssh_port: int | None,
+    ssh_identity_file: str | None, **horovods: Any,
 ) -> None:
     """Run SCRIPT on N ranks: `horo-lite run -np 4 train.py --epochs 3`.
 
@@ -102,6 +105,7 @@ def run(
             python_command(command), _ranks(ranks, places), machine.usable_cores(), bind, tag,
             tuple(shlex.split(launcher_args)), places, interface=interface, output_folder=output_folder,
             allocated=_allocated("SLURM_JOB_NUM_NODES") or 1,
+            ssh=[word for pair in (("-p", ssh_port), ("-i", ssh_identity_file)) if pair[1] for word in map(str, pair)],
         )
         environment = child_environment(launcher, job, horovod) | horovod_flags.variables(horovods)
         job = dataclasses.replace(job, forwarded=forwarded(environment))
@@ -114,6 +118,9 @@ def run(
         added = {key: value for key, value in environment.items() if os.environ.get(key) != value}
         line = shlex.join(["env", *(f"{key}={value}" for key, value in sorted(added.items())), *words])
         click.echo(line, err=not dry_run)
+    without_effect = horovod_flags.without_effect(horovods)
+    if without_effect:
+        _say(f"without effect here: {', '.join(without_effect)}")
     if dry_run:
         return
     if output_folder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from click.testing import CliRunner
 
@@ -88,6 +90,49 @@ def test_horovodruns_flags(hydra):
     assert result.exit_code == 0, result.output
     for text in ("HORO_LITE_BUCKET_BYTES=33554432", "HORO_LITE_TIMELINE=t.json", "HORO_LITE_STALL_WARN_S=9", "a:2,b:2"):
         assert text in result.output
+
+
+@pytest.mark.parametrize("words", [
+    "--cycle-time-ms 5", "--cache-capacity 0", "--start-timeout 60", "--thread-affinity 0", "--binding-args=-x",
+    "--slots-per-host 2", "--elastic-timeout 5", "--reset-limit 3", "--num-nccl-streams 2", "--gloo-timeout-seconds 9",
+    "--autotune-log-file f", "--autotune-warmup-samples 1", "--autotune-steps-per-sample 1",
+    "--autotune-bayes-opt-max-samples 1", "--autotune-gaussian-process-noise 0.1", "--min-np 1", "--max-np 9",
+    "--min-num-proc 1", "--max-num-proc 9", "--blacklist-cooldown-range 1 2", "--gloo", "--tcp", "--disable-cache",
+    "--autotune", "--no-autotune", "--mpi-threads-disable", "--no-mpi-threads-disable", "--hierarchical-allreduce",
+    "--no-hierarchical-allreduce", "--hierarchical-allgather", "--no-hierarchical-allgather", "--torus-allreduce",
+    "--no-torus-allreduce", "--no-timeline-mark-cycles", "--stall-check", "--log-with-timestamp",
+    "--log-without-timestamp", "-prefix-timestamp", "--prefix-output-with-timestamp",
+])
+def test_a_flag_of_horovodruns_without_effect_is_taken_and_named(hydra, words):
+    plain = invoke("-np", "2", "--dry-run", "train.py")
+    result = invoke("-np", "2", *words.split(), "--dry-run", "train.py")
+    assert result.exit_code == 0, result.output
+    command, *said = result.output.splitlines()
+    assert [command] == plain.output.splitlines()
+    flag = words.split()[0].split("=")[0].replace("-np", "-num-proc")
+    flag = flag.replace("-prefix-timestamp", "--prefix-output-with-timestamp")
+    assert said == [f"horo-lite: without effect here: {flag}"]
+
+
+@pytest.mark.parametrize(("words", "advice"), [
+    ("--host-discovery-script find.sh", "give -np and --hosts"), ("--config-file c.yaml", "HOROVOD_ variables"),
+    ("-cb", "horo-lite doctor"), ("--check-build", "horo-lite doctor"), ("--jsrun", "by jsrun itself"),
+])
+def test_a_flag_of_horovodruns_for_what_there_is_not_is_refused(hydra, words, advice):
+    result = invoke("-np", "2", *words.split(), "--dry-run", "train.py")
+    assert result.exit_code == 2
+    assert advice in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(("kind", "variable"), [
+    (launchers.Hydra, "HYDRA_LAUNCHER_EXTRA_ARGS"), (launchers.IntelMPI, "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
+    (launchers.OpenMPI, "PRTE_MCA_plm_ssh_args"), (launchers.OpenMPI4, "OMPI_MCA_plm_rsh_args"),
+])
+def test_ssh_gets_its_port_and_key(monkeypatch, kind, variable):
+    monkeypatch.setattr(finding, "find_launcher", lambda library=None, name=None: kind("/mpirun"))
+    result = invoke("-H", "a:1,b:1", "-p", "2222", "-i", "/my key", "--dry-run", "train.py")
+    assert result.exit_code == 0, result.output
+    assert f"{variable}=-p 2222 -i '/my key'" in shlex.split(result.output)
 
 
 def test_with_hosts_every_slot_is_used(hydra):
