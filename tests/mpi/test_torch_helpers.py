@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 
+import numpy as np
 import pytest
+
+from horo_lite.interfaces import Reduced, SumRequest
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("horo_lite.torch.checkpoint")
@@ -86,10 +89,23 @@ def folder(hvd, tmp_path):
     return hvd.broadcast_object(str(tmp_path))
 
 
-@pytest.mark.parametrize("compression", ["none", "topk"])
+class Growing:
+    """Sends 1, 2, 3, ... times the gradient; counts under a name that SGD has too, in a type of numpy's."""
+
+    def reduce(self, gradients, states, group):
+        means = []
+        for gradient, state in zip(gradients, states, strict=True):
+            state["momentum_buffer"] = np.float32(state.get("momentum_buffer", 0) + 1)
+            means.append((yield SumRequest(gradient * state["momentum_buffer"], 1 / group.size)))
+        return Reduced(means, gradients)
+
+
+@pytest.mark.parametrize("compression", ["none", "topk", "of a user's own"])
 def test_resume_equals_the_unbroken_run(hvd, device, folder, compression):
-    method = getattr(hvd.Compression, compression)
+    method = getattr(hvd.Compression, compression, Growing)
     model, optimizer = trained(hvd, device, method)
+    if method is Growing:
+        assert optimizer.state[model.weight]["compressor.momentum_buffer"] == 3
     path = os.path.join(folder, "deep", "check.pt")
     hvd.save_checkpoint(path, model, optimizer, epoch=7, note={"a": [1, 2]})
     one_step(hvd, device, model, optimizer, 3)
