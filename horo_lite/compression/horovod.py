@@ -18,6 +18,7 @@ from horo_lite.arrays import flat, is_torch
 from horo_lite.compression.backend import is_floating
 from horo_lite.compression.base import Bucket, Exchange, Layout, Method, State, label
 from horo_lite.compression.exchange import average
+from horo_lite.errors import ArgumentTypeError
 from horo_lite.interfaces import Array, GatherRequest, Group, SumRequest
 
 
@@ -64,7 +65,13 @@ class HorovodStyle(Method):
         shapes = [p.shape for p in self.parameters] or [(elements,) for elements in sizes]
         out = []
         for piece, shape in zip(bucket.layout.split(bucket.own), shapes, strict=True):
-            tensor, ctx = self.user.compress(self.to_tensor(piece.copy().reshape(shape)))
+            answer = self.user.compress(self.to_tensor(piece.copy().reshape(shape)))
+            if not (isinstance(answer, (tuple, list)) and len(answer) == 2 and hasattr(answer[0], "shape")):
+                raise ArgumentTypeError(
+                    f"{self!r}: compress(tensor) returned {type(answer).__name__}; expected two, (tensor, ctx): what "
+                    "is sent, and anything (None) that decompress(tensor, ctx) needs"
+                )
+            tensor, ctx = answer
             out.append(Compressed(_values(tensor), tuple(tensor.shape), ctx))
         return out
 
@@ -73,6 +80,9 @@ class HorovodStyle(Method):
         tensors = [
             self.user.decompress(self.to_tensor(c.values.reshape(c.shape)), c.ctx) for c in sent
         ]
+        wrong = [type(tensor).__name__ for tensor in tensors if not hasattr(tensor, "shape")]
+        if wrong:
+            raise ArgumentTypeError(f"{self!r}: decompress(tensor, ctx) returned {wrong[0]}; expected a tensor")
         return np.concatenate([_values(tensor).astype(bucket.work_type) for tensor in tensors])
 
 

@@ -59,6 +59,17 @@ def compressed(
                 f"{compressor!r}: reduce() yielded {type(request).__name__}; expected one of "
                 f"{', '.join(kind.__name__ for kind in _ANSWERS)}"
             )
+        arrays = request.payloads if isinstance(request, AllToAllRequest) else request[:1]
+        if any(getattr(array, "ndim", None) != 1 for array in arrays):
+            raise ArgumentTypeError(
+                f"{compressor!r}: reduce() yielded {type(request).__name__} of "
+                f"{', '.join(map(_described, arrays))}; expected flat arrays: array.reshape(-1)"
+            )
+        if isinstance(request, AllToAllRequest) and len(arrays) != fabric.group.size:
+            raise ArgumentError(
+                f"{compressor!r}: reduce() yielded AllToAllRequest of {len(arrays)} payloads; expected one for each of "
+                f"{fabric.group.size} ranks"
+            )
         reply = yield from _ANSWERS[type(request)](request, fabric)
         stats.wire_s += time.perf_counter() - asked
 
@@ -121,6 +132,10 @@ def _checked(result: Any, gradients: Sequence[Array], compressor: Compressor) ->
     if lengths != wanted:
         raise ArgumentError(f"{compressor!r}: the means have {lengths} elements; expected {wanted}, as the gradients")
     return Reduced(mean, contributed)
+
+
+def _described(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
 
 
 def _sum(request: SumRequest, fabric: Fabric) -> Generator[Any, Any, Array]:

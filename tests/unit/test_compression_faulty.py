@@ -9,7 +9,7 @@ import pytest
 
 from horo_lite.compression import as_compressor
 from horo_lite.engine.compressed import compressed
-from horo_lite.interfaces import Group, Reduced
+from horo_lite.interfaces import AllToAllRequest, GatherRequest, Group, Reduced, SumRequest
 
 
 class Faulty:
@@ -46,6 +46,10 @@ def drive(compressor):
             return end.value
 
 
+def style(compress, decompress=lambda tensor, ctx: tensor):
+    return SimpleNamespace(compress=compress, decompress=decompress)
+
+
 FITTING = [np.zeros(4), np.zeros(2)]
 
 
@@ -54,6 +58,14 @@ FITTING = [np.zeros(4), np.zeros(2)]
     [
         (Ordinary([], None), r"Faulty: reduce\(\) returned Reduced; expected a generator"),
         (Faulty([5], None), r"yielded int; expected one of SumRequest, GatherRequest"),
+        (Faulty([SumRequest(np.ones((2, 3)))], None), r"yielded SumRequest of shape \(2, 3\); expected flat arrays"),
+        (Faulty([SumRequest(np.float32(1))], None), r"yielded SumRequest of shape \(\); expected flat arrays"),
+        (Faulty([GatherRequest(b"text")], None), r"yielded GatherRequest of bytes; expected flat arrays"),
+        (Faulty([AllToAllRequest([None])], None), r"yielded AllToAllRequest of NoneType; expected flat arrays"),
+        (Faulty([AllToAllRequest([FITTING[0]] * 2)], None), r"AllToAllRequest of 2 payloads; expected one for each"),
+        (style(lambda t: t), r"compress\(tensor\) returned ndarray; expected two, \(tensor, ctx\)"),
+        (style(lambda t: (t, None, 1)), r"compress\(tensor\) returned tuple; expected two, \(tensor, ctx\)"),
+        (style(lambda t: (b"text", None)), r"compress\(tensor\) returned tuple; expected two"),
         (Faulty([], None), r"ended with NoneType; expected Reduced"),
         (Faulty([], np.zeros(6)), r"ended with ndarray; expected Reduced"),
         (Faulty([], Reduced([np.zeros(1), np.zeros(2)], FITTING)), r"\[1, 2\] elements; expected \[4, 2\]"),
@@ -68,3 +80,11 @@ def test_the_message_says_what_was_given_and_what_was_expected(compressor, messa
 
 def test_a_pair_that_fits_is_taken():
     assert drive(Faulty([], (FITTING, FITTING))).mean is FITTING
+
+
+def test_a_decompress_that_returns_nothing():
+    compressor = as_compressor(style(lambda tensor: (tensor, None), lambda tensor, ctx: None))
+    work = compressor.reduce([np.ones(4, np.float32)], [{}], Group.whole(0, 1))
+    request = next(work)
+    with pytest.raises(TypeError, match=r"decompress\(tensor, ctx\) returned NoneType; expected a tensor"):
+        work.send(request.array)
