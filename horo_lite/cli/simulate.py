@@ -6,6 +6,7 @@ The schedules are those of a real job, and so are the sums; only the time is vir
 from __future__ import annotations
 
 import functools
+import inspect
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,8 +98,22 @@ def _compare(played: dict[str, Played], console: Console) -> None:
     console.print(f"Wrong sums: {', '.join(wrong)}" if wrong else "The sums are exact on all ranks.")
 
 
-def _steps(name: str, played: Played, console: Console) -> None:
-    table = Table(title=f"{name}, message by message", title_justify="left")
+def explained(entry: Algorithm) -> str:
+    """What its docstring says: steps, cost, when it wins; the source is often the whole module's."""
+    text = inspect.getdoc(entry.schedule) or ""
+    paragraphs = [paragraph for paragraph in text.split("\n\n") if not paragraph.startswith("Args:")]
+    if "Source:" not in text:
+        whole = inspect.getdoc(inspect.getmodule(entry.schedule)) or ""
+        paragraphs += [paragraph for paragraph in whole.split("\n\n") if paragraph.startswith("Source:")]
+    if "log2 P" in text:
+        paragraphs.append("P is the largest power of two up to N.")
+    return click.wrap_text("\n\n".join(paragraphs), 78, preserve_paragraphs=True)
+
+
+def _steps(entry: Algorithm, played: Played, example: Example, console: Console) -> None:
+    console.print(f"{entry.name}, with N = {example.ranks} ranks and n = {example.elements:,} elements on each")
+    console.print(explained(entry) + "\n", markup=False, highlight=False)
+    table = Table(title=f"{entry.name}, message by message", title_justify="left")
     for heading in ("leaves at", "arrives at", "from", "to", "bytes"):
         table.add_column(heading, justify="right")
     for message in played.messages[:_MOST_ROWS]:
@@ -148,7 +163,7 @@ def _draw(played: dict[str, Played], example: Example, path: Path) -> None:
 @click.option("--gbit", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
               help="Gbit/s of a node's port, each way.")
 @click.option("--algorithm", "names", multiple=True, metavar="NAME",
-              help="Only this one, message by message; may be given several times.")
+              help="Only this one, explained and message by message; may be given several times.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Draw the messages (.png, .svg or .pdf).")
 def simulate(
@@ -162,14 +177,26 @@ def simulate(
     network = NetworkModel(latency_s=latency_us * 1e-6, bandwidth=gbit * 1e9 / 8, ranks_per_node=ranks_per_node)
     example = Example(ranks, elements, network)
     entries = playable(example)
-    unknown = [name for name in names if name not in entries]
-    if unknown:
-        raise click.UsageError(f"no all-reduce {unknown[0]!r} on this layout; there are: {', '.join(entries)}")
+    for name in names:
+        if name not in entries:
+            other = algorithms("allreduce").get(name)
+            why = (
+                f"there is no all-reduce {name!r}" if other is None
+                else f"{name!r} needs all ranks on one node: --ranks-per-node {ranks}" if other.one_node
+                else f"{name!r} is the MPI library's own all-reduce, which is not known step by step"
+            )  # fmt: skip
+            raise click.UsageError(f"{why}; there are here: {', '.join(entries)}")
     console = Console()
     played = {name: play(entries[name], example) for name in names or entries}
-    for name in names:
-        _steps(name, played[name], console)
+    for name in dict.fromkeys(names):
+        _steps(entries[name], played[name], example, console)
     _compare(played, console)
+    console.print(
+        f"Assumed besides: a message costs each side {network.overhead_s * 1e6:g} us; within a node it takes "
+        f"{network.local_latency_s * 1e6:g} us and {network.local_bandwidth * 8e-9:g} Gbit/s; a rank adds up "
+        f"{network.reduce_rate * 1e-9:g} GB and copies {network.copy_rate * 1e-9:g} GB a second.",
+        highlight=False,
+    )
     if plot is not None:
         _draw(played, example, plot)
         console.print(f"Drawn in {plot}.")

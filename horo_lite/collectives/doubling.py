@@ -88,6 +88,7 @@ def gathered_allreduce(group: Group, buffer: Array, kernel: Kernel) -> Schedule:
 
     Steps: ceil(log2 N). Elements sent per rank: n (N - 1); scratch n N.
     Wins for small messages of wide kernels, whose partial results must not travel.
+    Source: of the all-gather, Bruck, Ho, Kipnis, Upfal and Weathersby, IEEE TPDS 8(11), 1997.
     """
     size, elements = group.size, len(buffer)
     if size == 1:

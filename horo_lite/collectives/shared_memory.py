@@ -9,6 +9,9 @@ empty messages; besides keeping the order, it is what makes one rank's writes vi
 - *read*: nobody writes the next input before all have read this result.
 
 With N ranks and n elements; no element is sent.
+
+Source: of the fences, Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
+International Journal of Parallel Programming 17(1), 1988.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from horo_lite.cli.main import main
-from horo_lite.cli.simulate import Example, play, playable
+from horo_lite.cli.simulate import Example, explained, play, playable
 from horo_lite.transport.network_model import NetworkModel
 
 
@@ -62,7 +62,28 @@ def test_a_plot_is_drawn(tmp_path):
     assert done.exit_code == 1 and "cannot be written" in done.output
 
 
+def test_every_algorithm_is_explained_by_its_steps_and_source():
+    for entry in playable(Example(4, 4, NetworkModel(ranks_per_node=4))).values():
+        lines = explained(entry).splitlines()
+        said = " ".join(lines)
+        assert "Steps: " in said and "Wins " in said and "Source: " in said, entry.name
+        assert "Args:" not in said and max(map(len, lines)) <= 78, entry.name
+        assert ("doubling" in entry.name) == ("P is the largest power of two" in said), entry.name
+
+
+def test_an_algorithm_named_twice_is_shown_once():
+    done = simulate("-np", "3", "--elements", "3", "--algorithm", "ring", "--algorithm", "ring")
+    assert done.output.count("with N = 3 ranks and n = 3 elements") == 1
+    assert done.output.count("Patarasuk") == 1
+
+
 def test_what_cannot_be_is_said():
-    done = simulate("--algorithm", "shared")
-    assert done.exit_code == 2 and "no all-reduce 'shared' on this layout" in done.output and "ring" in done.output
+    for name, why in {
+        "shared": "'shared' needs all ranks on one node: --ranks-per-node 4",
+        "native": "'native' is the MPI library's own",
+        "rings": "there is no all-reduce 'rings'",
+    }.items():
+        done = simulate("--algorithm", name)
+        assert done.exit_code == 2 and why in done.output and "there are here: recursive_doubling" in done.output
+    assert simulate("-np", "4", "--ranks-per-node", "4", "--algorithm", "shared").exit_code == 0
     assert simulate("-np", "0").exit_code == 2
