@@ -19,7 +19,7 @@ from horo_lite.compression.base import Exchange, Method, State, next_draw
 from horo_lite.compression.casts import BFloat16, NoCompression
 from horo_lite.compression.feedback import WithFeedback
 from horo_lite.compression.quantize import Int8
-from horo_lite.compression.resolve import as_compressor, keeps_state
+from horo_lite.compression.resolve import as_compressor, is_compression, keeps_state
 from horo_lite.interfaces import (
     Array,
     Compressor,
@@ -55,7 +55,8 @@ class Auto(Method):
     )
 
     def __post_init__(self) -> None:
-        given = [as_compressor(candidate) for candidate in self.candidates]
+        several = (self.candidates,) if is_compression(self.candidates) else self.candidates
+        given = [as_compressor(candidate) for candidate in several]
         others = [candidate for candidate in given if not isinstance(candidate, NoCompression)]
         object.__setattr__(self, "candidates", (NoCompression(), *others))
 

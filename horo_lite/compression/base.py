@@ -30,6 +30,7 @@ import functools
 import zlib
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from itertools import accumulate
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from horo_lite.arrays import type_name
@@ -269,3 +270,13 @@ def check_between(name: str, value: float, low: float, high: float, example: str
         raise ArgumentError(
             f"{name} is {value!r}; expected a number above {low:g} and at most {high:g}, as in {example}"
         )
+
+
+def check_count(name: str, value: float, example: str) -> None:
+    """Accept a whole number, 0 or more.
+
+    Raises:
+        ArgumentError: it is not; says what was expected and shows a right call.
+    """
+    if not (isinstance(value, Real) and value >= 0 and value % 1 == 0):
+        raise ArgumentError(f"{name} is {value!r}; expected a whole number, 0 or more, as in {example}")

@@ -21,6 +21,7 @@ from horo_lite.compression.base import (
     Method,
     State,
     check_between,
+    check_count,
     next_draw,
 )
 from horo_lite.compression.feedback import WithFeedback
@@ -225,6 +226,7 @@ class DGC(Method):
     feedback: bool = dataclasses.field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_count("warmup_steps", self.warmup_steps, "Compression.dgc(warmup_steps=500)")
         check_value_type(self.value_type)
         check_between("ratio", self.ratio, 0, 1, "Compression.dgc(0.001)")
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horo_lite.compression.base import Deferred, Exchange, Method, State, next_draw
+from horo_lite.compression.base import Deferred, Exchange, Method, State, check_count, next_draw
 from horo_lite.compression.casts import NoCompression
 from horo_lite.compression.resolve import as_compressor, keeps_state
 from horo_lite.errors import ArgumentError
@@ -147,6 +147,7 @@ _NONE = NoCompression()
 
 def min_size(compression: Any, elements: int = 1024) -> MinSize:
     """``compression`` for gradients of at least so many elements, none for the smaller ones."""
+    check_count("elements", elements, "Compression.min_size(Compression.topk(0.01), 10_000)")
     return MinSize(as_compressor(compression), elements)
 
 
@@ -163,4 +164,5 @@ def per_layer(patterns: Mapping[str, Any], default: Any = NoCompression) -> PerL
 
 def warmup(compression: Any, steps: int) -> Warmup:
     """``compression`` after so many steps, none before."""
+    check_count("steps", steps, "Compression.warmup(Compression.powersgd(4), steps=500)")
     return Warmup(as_compressor(compression), steps)

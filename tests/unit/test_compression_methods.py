@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -400,3 +402,18 @@ def test_powersgd_keeps_what_it_left_of_a_matrix():
         left = (states[0][0]["residual"] + states[1][0]["residual"]) / 2
         np.testing.assert_allclose(total + left, step * gradients[0][0], atol=1e-5)
         assert np.linalg.matrix_rank(total.reshape(4, 4), tol=1e-4) == min(step, 2)
+
+
+@pytest.mark.parametrize("wrong", [-3, 0.1, "5", None, float("inf")])
+@pytest.mark.parametrize(
+    "make", [partial(C.warmup, C.int8), partial(C.min_size, C.int8), partial(C.dgc, 0.01, 0.9, None)]
+)
+def test_counts_are_whole_numbers(make, wrong):
+    """A share of training in place of steps would be a single step."""
+    with pytest.raises(ValueError, match=rf" is {re.escape(repr(wrong))}; expected a whole number, 0 or more, as in "):
+        make(wrong)
+    assert make(5) and make(1e4) and make(np.int64(0))
+
+
+def test_auto_takes_a_single_candidate():
+    assert repr(C.auto(C.int8)) == repr(C.auto([C.int8])) == "auto(NoCompression(), Int8(), trials=3)"
