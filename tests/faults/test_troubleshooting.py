@@ -348,6 +348,7 @@ COMMANDS = {
     "rank… … ended in the middle, though the launcher reports success": [*RUN, "-np", "2", "python", "-c", IN_C],
     "status …: if a rank was killed (SIGKILL), it was often out of memory": [*SHELL, "kill -9 $$"],
     "status …: if it was a bus error, /dev/shm is often full": [*SHELL, "kill -7 $$"],
+    "without effect here: …": [*RUN, "-np", "1", "--tcp", "true"],
     "run(…): the job ended with status …": ["-c", "import horo_lite; horo_lite.run(lambda: 1 / 0, np=1)"],
 }
 
