@@ -39,7 +39,7 @@ def broadcast_object(
     def make(member: Member) -> Operation:
         root = checked_root(root_rank, member)
         # Only the root has rows, so that the length needs no message of its own.
-        packed = _packed((root, obj)) if is_root else np.empty(0, np.uint8)
+        packed = _packed(obj, root) if is_root else np.empty(0, np.uint8)
         return AllGather([packed], label, root_rank=root)
 
     received = call(process_set, "allgather", label, make)
@@ -74,9 +74,9 @@ def allgather_object(
     return objects
 
 
-def _packed(obj: Any) -> Any:
-    """A Python object as an array of bytes."""
+def _packed(obj: Any, root: int | None = None) -> Any:
+    """A Python object, after the root's number if it has one, as an array of bytes."""
     try:
-        return np.frombuffer(cloudpickle.dumps(obj), np.uint8)
+        return np.frombuffer(cloudpickle.dumps(obj if root is None else (root, obj)), np.uint8)
     except Exception as error:
         raise ArgumentTypeError(f"an object of type {type(obj).__name__} can't be sent: {error}") from error

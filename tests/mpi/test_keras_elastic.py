@@ -68,7 +68,7 @@ def test_fit_goes_on_from_the_last_commit(hvd):
     assert fail.seen == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 1)]
     assert resets == [pytest.approx(ranks * (1 - 0.8**3), rel=1e-5)]
     assert weight(model) == pytest.approx(ranks * (1 - 0.8**4), rel=1e-5)
-    assert int(model.optimizer.iterations.numpy()) == 4
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 4
     assert (state.epoch, state.batch, state.note) == (2, 0, "rank 0")
 
 

@@ -164,7 +164,7 @@ def test_an_unnamed_mistake_on_one_rank_keeps_the_numbering(hvd):
         raises_everywhere(hvd, lambda: hvd.allreduce(np.ones(2)), "rank 1 could not take part")
     assert hvd.allreduce(np.array([hvd.rank()])).tolist() == [1]
     if hvd.rank() == 2:
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="type lock"):
             hvd.broadcast_object(threading.Lock(), root_rank=2)
     else:
         raises_everywhere(hvd, lambda: hvd.broadcast_object(None, root_rank=2), "rank 2 could not take part")

@@ -256,7 +256,11 @@ def test_a_receive_that_nobody_waits_for_takes_nothing_from_the_next_world(hvd):
     assert not any(tokens), "a request that is over is the null request, which is false"
     hvd.init()
     for lane in hvd.global_process_set.member().lanes:
-        lane.transport.send(np.ones(5, np.uint8), (hvd.rank() - 1) % hvd.size(), 12_345)
-    hvd.barrier()
+        sent = lane.transport.send(np.ones(5, np.uint8), (hvd.rank() - 1) % hvd.size(), 12_345)
+        received = np.zeros(5, np.uint8)
+        token = lane.transport.recv(received, (hvd.rank() + 1) % hvd.size(), 12_345)
+        while not lane.transport.done([sent, token]):
+            pass
+        assert received.tolist() == [1] * 5
     assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
     assert not buffer.any()
